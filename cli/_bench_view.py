@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.core.model.text_equality import TextEquality
+from specdec.lab.equality import Outputs
 
 Result = Mapping[str, Any]
 
@@ -24,10 +25,10 @@ def one_line(result: Result) -> str:
     """The line that --format quiet prints."""
     if result["speedup"] is None:
         return f"{result['tokens_per_second']:.1f} tokens/s"
-    equal = result["outputs_equal"]
+    run = result["configuration"]
+    outputs = Outputs(result["outputs_equal"], run["temperature"], run["speculative_config"])
     return (
-        f"speedup {_speedup(result)}, acceptance length {result['mean_acceptance_length']:.2f}, "
-        f"outputs {'not compared' if equal is None else 'equal' if equal else 'DIFFERENT'}"
+        f"speedup {_speedup(result)}, acceptance length {result['mean_acceptance_length']:.2f}, outputs {outputs.word}"
     )
 
 
@@ -187,21 +188,14 @@ def _categories(result: Result, *, drafts: bool) -> Table:
 def _equality(result: Result) -> Iterator[RenderableType]:
     if result["outputs_equal"] is None:
         return
-    kind = _kind_of_equality(result["configuration"])
-    line = f"\nOutputs equal to plain decoding ({kind}): {result['num_outputs_equal']}/{result['num_prompts']}"
-    yield Text(line, style="" if result["outputs_equal"] else "bold red")
-    promise = TextEquality(**result["configuration"]["text_equality"])
+    run = result["configuration"]
+    outputs = Outputs(result["outputs_equal"], run["temperature"], run["speculative_config"])
+    line = f"\nOutputs equal to plain decoding ({outputs.kind}): {result['num_outputs_equal']}/{result['num_prompts']}"
+    yield Text(line, style="bold red" if outputs.are_wrong else "")
+    promise = TextEquality(**run["text_equality"])
     yield Text(f"  promised here: {promise.sentence}", style="dim")
     for difference in result["differences"]:
         yield Text("  " + difference["sentence"])
-
-
-def _kind_of_equality(run: Mapping[str, Any]) -> str:
-    if run["temperature"] == 0:
-        return "greedy"
-    if (run["speculative_config"] or {}).get("draft_sample_method") == "probabilistic":
-        return "sampled with the drafts' distribution: equal in distribution, not token by token"
-    return "sampled, same seeds"
 
 
 def _speedup(row: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from specdec.lab.equality import Outputs
+
 Result = Mapping[str, Any]
 NAMES = {
     "speedup": "speedup",
@@ -81,9 +83,16 @@ def _remarks(cell: Result) -> Iterator[RenderableType]:
     yield Text("Pareto: nothing else gives as many tokens per step from as few drafts", style="dim")
     for row in cell["rows"]:
         if row["outputs_equal"] is False:
-            equal = f"{row['num_outputs_equal']}/{cell['num_prompts']}"
-            yield Text(f"{row['label']}: outputs equal to plain decoding {equal}", style="bold red")
-            yield from (Text("  " + each["sentence"]) for each in row["differences"])
+            yield from _differences(row, cell)
+
+
+def _differences(row: Result, cell: Result) -> Iterator[Text]:
+    outputs = Outputs(False, cell["configuration"]["temperature"], row["speculative_config"])
+    equal = f"{row['num_outputs_equal']}/{cell['num_prompts']}"
+    line = f"{row['label']}: outputs equal to plain decoding ({outputs.kind}) {equal}"
+    yield Text(line, style="bold red" if outputs.are_wrong else "dim")
+    if outputs.are_wrong:
+        yield from (Text("  " + each["sentence"]) for each in row["differences"])
 
 
 def _doubts(cell: Result) -> Iterator[Text]:
@@ -129,8 +138,9 @@ def _proposal(run: Result, needed: Sequence[Result]) -> str:
 
 
 def _matrix(cells: Sequence[Result]) -> Iterator[RenderableType]:
-    """Show one figure of every proposer on every target and dataset."""
-    sort = cells[0]["configuration"]["sort"]
+    """Show one figure of every proposer on every target and dataset: what decides the order, if it does in all."""
+    sorts = {cell["configuration"]["sort"] for cell in cells}
+    sort = sorts.pop() if len(sorts) == 1 else "tokens_per_target_step"  # which is known everywhere
     table = Table(box=None, pad_edge=False)
     table.add_column("Proposer", overflow="fold")
     for cell in cells:

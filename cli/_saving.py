@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -37,9 +38,22 @@ def refuse_unwritable(saving: SaveOptions) -> None:
         if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise typer.BadParameter(f"{flag} takes a file that may be written, found {path}")
     if saving.report is not None:
+        _refuse_overwriting(saving.report, saving.save_result)
         from specdec.lab.report import require_plotly
 
         require_plotly()
+
+
+def _refuse_overwriting(report: Path, result: Path | None) -> None:
+    """Raise if a file of the report would take the place of another one, or of the result. Its JSON is the result."""
+    from specdec.lab.report.page import files_of
+
+    page, *beside = files_of(report)
+    others = [each.resolve() for each in (page, *beside) if each.suffix != ".json"]
+    if page in beside:
+        raise typer.BadParameter(f"--report takes a page such as {report.with_suffix('.html')}, found {report}")
+    if result is not None and result.resolve() in others:
+        raise typer.BadParameter(f"--report {report} writes {result} itself: give --save-result another name.")
 
 
 def save(result: dict[str, Any], saving: SaveOptions) -> ConfigError | None:

@@ -97,6 +97,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     chosen = variants(speculative_config or [], [Sweep.parse(text) for text in sweep or []])
     refuse_unwritable(saving)
     silence_libraries()
+    if all(map(is_recording, model)):
+        _refuse_for_recordings(ctx)
     told = {"tell_apart": tell_apart / 100}
     cells = [
         _recorded(ctx.obj, Path(each), chosen, sort, engine.device, {"repeat": measuring.repeat} | told, quiet=quiet)
@@ -117,6 +119,25 @@ def command(  # noqa: PLR0913 - one parameter per flag
     different = any(row["outputs_equal"] is False for cell in cells for row in cell["rows"])
     if different and prompts.temperature == 0:
         raise typer.Exit(EXIT_DIFFERENT)
+
+
+FOR_RECORDINGS = {"model", "speculative_config", "sweep", "sort", "tell_apart", "repeat", "device", "quiet"}
+FOR_RECORDINGS |= {"save_result", "report", "how", "as_json"}
+
+
+def _refuse_for_recordings(ctx: typer.Context) -> None:
+    """Raise BadParameter for options that say nothing to a recording, if they stand on the command line."""
+    given = [
+        each.opts[0]
+        for each in ctx.command.params
+        if each.name is not None and each.name not in FOR_RECORDINGS
+        if str(getattr(ctx.get_parameter_source(each.name), "name", "")) == "COMMANDLINE"
+    ]
+    if given:
+        raise typer.BadParameter(
+            f"A recording has its prompts, its target and its sampling already. Leave out {', '.join(given)}, "
+            "or name a model."
+        )
 
 
 def _datasets(given: list[str] | None, path: Path | None) -> list[dict[str, Any]]:

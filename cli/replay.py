@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from ._option_blocks import SaveOptions, with_blocks
 from ._output import Format, JsonOption, show_rows
 from ._saving import refuse_unwritable, save
 from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.lab.replay.result import Replays
 
 FIELDS = (
     "proposer",
@@ -51,39 +54,38 @@ def command(  # noqa: PLR0913 - one parameter per flag
     how, quiet = output_form(ctx, how, as_json, quiet)
     if not speculative_config:
         raise ConfigError("SD-E251", "nothing is to be replayed", {"fix": "name a proposer with -sc, or several"})
+    if watch and (saving.save_result or saving.report):
+        raise typer.BadParameter("--watch prints only: leave it out, or leave out --save-result and --report.")
     refuse_unwritable(saving)
     silence_libraries()
     from specdec.lab.recording import Recording
-    from specdec.lab.replay.result import replay_facts
+    from specdec.lab.replay.result import Replays
     from specdec.lab.replay.watch import Watch
 
-    opened, session, configs = Recording.open(recording), _session(ctx), speculative_config
+    opened, session, configs = Recording.open_filled(recording), _session(ctx), speculative_config
 
-    def once() -> list[str]:
-        results = replay_facts(opened, configs, session.settings, model=model, device=device)
-        _show([facts for facts, _ in results], how, session)
-        return [target for _, target in results if target is not None]
+    def once() -> Replays:
+        replays = Replays.of(opened, configs, session.settings, model=model, device=device)
+        _show(replays.facts, how, session)
+        return replays
 
     if not watch:
-        once()
-        _write(recording, configs, session, saving, model, device)
+        _write(once(), configs, saving)
         return
-    Watch(once, on_error=lambda error: typer.echo(_text(error), err=True)).forever()
+
+    def targets() -> list[str]:
+        return [each.target for each in once().found if each.target is not None]
+
+    Watch(targets, on_error=lambda error: typer.echo(_text(error), err=True)).forever()
 
 
-def _write(
-    recording: Path, configs: list[str], session: Session, saving: SaveOptions, model: str | None, device: str
-) -> None:
-    """The files asked for: a comparison of all proposers on the recording. Raises ConfigError SD-E187."""
+def _write(replays: Replays, configs: list[str], saving: SaveOptions) -> None:
+    """Write a comparison of what was printed. Raises ConfigError SD-E187, and SD-E251 for drawn drafts."""
     if saving.save_result is None and saving.report is None:
         return
-    from specdec.lab.comparison import run_compare_recorded, variants
-    from specdec.lab.progress import NoProgress
+    from specdec.lab.comparison import compared_replays, variants
 
-    result = run_compare_recorded(
-        recording, variants(configs, []), session.settings, NoProgress(), None, model=model, device=device
-    )
-    not_saved = save(result | {"kind": "replay"}, saving)
+    not_saved = save(compared_replays(replays, variants(configs, [])), saving)
     if not_saved:
         raise not_saved
 

@@ -17,6 +17,7 @@ SAME_CONFIGURATION = (
     "model",
     "dtype",
     "device",
+    "engine",
     "prompts_sha256",
     "output_len",
     "max_concurrency",

@@ -12,6 +12,42 @@ from specdec.core.request.request import Request
 
 
 @dataclass(frozen=True)
+class Outputs:
+    """Whether outputs are plain decoding's, and what was to be expected of them."""
+
+    equal: bool | None  # None: not compared
+    temperature: float
+    speculative_config: Mapping[str, Any] | None
+
+    @property
+    def are_drawn_anew(self) -> bool:
+        """Whether drafts are drawn: then outputs follow the same distribution, with other draws."""
+        drawn = (self.speculative_config or {}).get("draft_sample_method") == "probabilistic"
+        return self.temperature > 0 and drawn
+
+    @property
+    def are_wrong(self) -> bool:
+        """Whether they differ though they ought to be equal token by token."""
+        return self.equal is False and not self.are_drawn_anew
+
+    @property
+    def kind(self) -> str:
+        """How outputs came about, and which equality that promises."""
+        if self.are_drawn_anew:
+            return "sampled with the drafts' distribution: equal in distribution, not token by token"
+        return "sampled, same seeds" if self.temperature > 0 else "greedy"
+
+    @property
+    def word(self) -> str:
+        """The outcome in a word or two."""
+        if self.equal is None:
+            return "not compared"
+        if self.equal:
+            return "equal"
+        return "DIFFERENT" if self.are_wrong else "drawn anew"
+
+
+@dataclass(frozen=True)
 class TopTwo:
     """The two most likely next tokens of the target, and the margin between their logits."""
 

@@ -183,6 +183,10 @@ def own_figures(engine: Engine) -> dict[str, float]:
     return dict(host.own_metrics) if host else {}
 
 
+SAID_ELSEWHERE = {"model", "dtype", "device", "max_model_len", "max_num_seqs", "num_threads", "enable_profiling"}
+"""Settings of an engine that a result has under a name of their own, as the engine came to them."""
+
+
 def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     """The settings that a result names beside the proposer, and what the engine made of them."""
     info = engine.parts.info
@@ -196,6 +200,7 @@ def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -
         "prefix_caching": engine.prefix_caching.enabled,
         "profile": settings.engine.enable_profiling,
         "prompts_sha256": prompts_sha256(chosen.prompts),
+        "engine": settings.engine.model_dump(mode="json", exclude_defaults=True, exclude=SAID_ELSEWHERE),
         **settings.model_dump(mode="json", exclude={"engine", "speculative_config"}),
     }
 

@@ -83,7 +83,7 @@ def search_tree(
     where there is one request only. Raises Refusal for a drafter that reports no sparse distributions; errors of
     `replay`.
     """
-    recording, listener = Recording.open(folder), RankListener()
+    recording, listener = Recording.open_filled(folder), RankListener()
     asked = SpeculativeConfig.as_mapping(speculative_config) | {"draft_sample_method": "probabilistic"}
     for key in ("max_nodes", "medusa_choices"):
         asked.pop(key, None)

@@ -8,22 +8,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specdec.core.registry import PluginSettings
+from specdec.sdk import ConfigError
 
 from ..busy import load_per_core, machine_facts
 from ..recording import Recording
+from ..replay.result import Replays
 from ..replay.rows import (
     counts_of,
+    has_times,
     plain_seconds,
     predicted_seconds,
     recorded_cell,
     recorded_texts,
+    refuse_drawn,
     request_rows,
     steps_of,
 )
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION
 from ..source import source_sha256
-from .table import TELL_APART, Measured, comparison_facts
+from .table import TELL_APART, TIMED, Measured, comparison_facts
 from .variants import Variant
 
 REPEAT = 3
@@ -54,13 +58,57 @@ def run_compare_recorded(
     Replays take turns, and every second turn goes backwards, so that slow changes of the machine meet all alike. Where
     the recording predicts no times, one turn is enough. sort: one of METRICS. None means the speed-up if the recording
     can predict it, else the tokens per step. model, device: as of `replay`. repeat: turns. tell_apart: as of
-    `comparison_facts`. Raises SpecdecError.
+    `comparison_facts`. Raises SpecdecError: SD-E251 for drawn drafts of sampled text, SD-E252 for a sort by times that
+    are unknown.
     """
-    recording, load = Recording.open(folder), load_per_core()
+    recording, load = Recording.open_filled(folder), load_per_core()
+    _refuse_untimed(recording, sort)
     plain = plain_seconds(recording, plugins)
     by = sort or ("speedup" if plain else "tokens_per_target_step")
     once = partial(replay, recording, plugins=plugins, model=model, device=device)
     turns = _turns(once, variants, repeat if plain else 1, progress)
+    return _result(recording, variants, turns, plain, by, tell_apart, load)
+
+
+def compared_replays(replays: Replays, variants: Sequence[Variant]) -> dict[str, Any]:
+    """The result of replays that have run, in the form of `run_compare_recorded`'s. variants: of the replays.
+
+    Each row has the figures of its replay under "replay". Raises ConfigError SD-E251 for drawn drafts of sampled text.
+    """
+    recording = replays.recording
+    plain = None if replays.plain is None else predicted_seconds(recording, replays.plain)
+    for variant, each in zip(variants, replays.found, strict=True):
+        refuse_drawn(each, variant.label)
+    by = "speedup" if plain else "tokens_per_target_step"
+    turns = [[each] for each in replays.found]
+    result = _result(recording, variants, turns, plain, by, TELL_APART, load_per_core())
+    facts = dict(zip((variant.label for variant in variants), replays.facts, strict=True))
+    rows = [{**row, "replay": facts[row["label"]]} for row in result["rows"]]
+    return result | {"kind": "replay", "rows": rows}
+
+
+def _refuse_untimed(recording: Recording, sort: str | None) -> None:
+    """Raise ConfigError SD-E252 if the table is to be sorted by times that cannot be predicted."""
+    if sort not in TIMED or has_times(recording):
+        return
+    alone = "it was recorded with several requests at a time" if recording.manifest.cost.rows else "it has no cost"
+    facts = {
+        "because": alone,
+        "fix": "--sort tokens_per_target_step; or record without --no-cost and with --max-concurrency 1",
+    }
+    raise ConfigError("SD-E252", f"the recording predicts no times, and the table is to be sorted by {sort}", facts)
+
+
+def _result(
+    recording: Recording,
+    variants: Sequence[Variant],
+    turns: Sequence[Sequence[Replayed]],
+    plain: Sequence[float] | None,
+    by: str,
+    tell_apart: float,
+    load: float | None,
+) -> dict[str, Any]:
+    """The figures of replays. turns: of each variant. plain: plain decoding's seconds by request."""
     measured = [_measured(recording, variant, each) for variant, each in zip(variants, turns, strict=True)]
     cell = recorded_cell(recording)
     num_tokens = sum(len(request.token_ids) for request in recording)
@@ -85,11 +133,12 @@ def _turns(
     if num_repeats > 1:
         for variant in variants:
             progress.stage(f"warming up {variant.label}")
-            once(variant.speculative_config, most_requests=1)
+            refuse_drawn(once(variant.speculative_config, most_requests=1), variant.label)
     for number in range(num_repeats):
         for place in range(len(variants))[:: -1 if number % 2 else 1]:
             progress.stage(f"replaying {variants[place].label} ({number + 1}/{num_repeats})")
             found[place].append(once(variants[place].speculative_config))
+            refuse_drawn(found[place][-1], variants[place].label)
     return found
 
 

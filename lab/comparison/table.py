@@ -55,6 +55,9 @@ METRICS = {
 }
 """What a table can be sorted by; more is better in all of them."""
 
+TIMED = ("speedup", "tokens_per_second")
+"""Those of them that are known only where times are."""
+
 
 TELL_APART = 0.05
 """The difference to the best, as a share of its value, for which needed numbers of prompts and repeats are given."""

@@ -12,32 +12,46 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
 
 from .manifest import Cost
+from .monotone import pooled
 from .tap import MOST_DRAFTS, RecordingTap
 
 NUM_DRAFTS = (0, 1, 2, 4, 8, MOST_DRAFTS)
-CYCLES = 8
-GROUPS = 4  # of prompts, each as many as run at the same time
+CYCLES = 3
+LENGTHS = 6  # of prompts that are measured, from the shortest to the longest
+ROUNDS = 2  # each of them so often
+Prompts = Sequence[Sequence[int]]
 
 
-def measure_cost(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> Cost:
-    """Time the steps of an engine that profiles, on its first prompts. The time of proposing is left out.
+def measure_cost(engine: Engine, tap: RecordingTap, prompts: Prompts) -> Cost:
+    """Time the steps of an engine that profiles, on prompts of all lengths. The time of proposing is left out.
 
-    Numbers of drafts take turns from step to step, so that a busy moment of the machine touches all of them.
+    Numbers of drafts take turns from step to step, and lengths from run to run, so that a busy moment of the machine
+    touches all of them. The seconds never fall with the rows: where a median does, noise made it.
     """
     seconds: defaultdict[int, list[float]] = defaultdict(list)
-    seats = engine.config.max_num_seqs
-    groups = [prompts[first : first + seats] for first in range(0, len(prompts), seats)][:GROUPS]
-    for repeat, group in enumerate([groups[0], *islice(cycle(groups), GROUPS)]):
+    groups = measured_groups(prompts, engine.config.max_num_seqs)
+    for repeat, group in enumerate([groups[0], *islice(cycle(groups), LENGTHS * ROUNDS)]):
         for num_rows, each in _run(engine, tap, group):
             if repeat:  # the first warms up
                 seconds[num_rows].append(each)
     tap.num_drafts = 0
     rows = sorted(seconds)
-    medians = tuple(median(seconds[count]) for count in rows)
-    return Cost(rows=tuple(rows), seconds=medians)
+    medians = [median(seconds[count]) for count in rows]
+    return Cost(rows=tuple(rows), seconds=pooled(medians, [len(seconds[count]) for count in rows]))
 
 
-def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+def measured_groups(prompts: Prompts, seats: int) -> list[Prompts]:
+    """Choose prompts that run at the same time, `seats` of them: groups evenly spread over all lengths.
+
+    The shortest prompts are in the first group, and the longest ones in the last.
+    """
+    ascending = sorted(prompts, key=len)
+    starts = range(max(len(ascending) - seats, 0) + 1)
+    chosen = {starts[round(place * (len(starts) - 1) / (LENGTHS - 1))] for place in range(LENGTHS)}
+    return [ascending[start : start + seats] for start in sorted(chosen)]
+
+
+def _run(engine: Engine, tap: RecordingTap, prompts: Prompts) -> list[tuple[int, float]]:
     """Run the prompts. Returns each step's number of rows and its seconds without proposing."""
     for number, prompt in enumerate(prompts):
         room = engine.parts.info.max_model_len - len(prompt)

@@ -6,6 +6,7 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -15,6 +16,8 @@ from pydantic import Field, model_validator
 
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.json_files import read_json_file
+
+from .monotone import end_slope, pooled
 
 MANIFEST = "manifest.json"
 SCHEMA: Final = "specdec.recording"
@@ -36,18 +39,31 @@ class Cost(StrictModel):
             raise ValueError("seconds are finite and not negative")
         return self
 
+    @cached_property
+    def _line(self) -> tuple[tuple[float, ...], float]:
+        """The seconds as they never fall with the rows, and what each row past the last one adds."""
+        seconds = pooled(self.seconds, [1.0] * len(self.rows))
+        return seconds, end_slope(self.rows, seconds)
+
     def step_seconds(self, num_rows: int) -> float:
-        """Seconds of a step with `num_rows` rows: interpolated linearly, and continued with the last slope."""
+        """Seconds of a step with `num_rows` rows: interpolated linearly, and never less than a step of fewer rows.
+
+        Past the last rows they are continued with the slope of a line through the upper half of the table. Raises
+        ConfigError SD-E252 without a table.
+        """
         if not self.rows:
             raise ConfigError(
                 "SD-E252",
                 "the recording has no cost of a step, so no time can be predicted",
                 {"fix": "record with `specdec record`, which measures it, and without --no-cost"},
             )
-        if len(self.rows) == 1 or num_rows <= self.rows[0]:
-            return self.seconds[0]
-        right = min(bisect_left(self.rows, num_rows), len(self.rows) - 1)
-        (x0, x1), (y0, y1) = self.rows[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
+        seconds, slope = self._line
+        if num_rows <= self.rows[0]:
+            return seconds[0]
+        if num_rows >= self.rows[-1]:
+            return seconds[-1] + slope * (num_rows - self.rows[-1])
+        right = bisect_left(self.rows, num_rows)
+        (x0, x1), (y0, y1) = self.rows[right - 1 : right + 1], seconds[right - 1 : right + 1]
         return y0 + (y1 - y0) * (num_rows - x0) / (x1 - x0)
 
 

@@ -50,6 +50,14 @@ class Recording:
         pyarrow()
         return cls(Path(folder), Manifest.read(Path(folder)))
 
+    @classmethod
+    def open_filled(cls, folder: Path | str) -> Self:
+        """Open a recording to try proposers on. Raises what `open` does, and SD-E244 for one that holds no request."""
+        recording = cls.open(folder)
+        if not len(recording):
+            raise not_a_recording(recording.folder, "it holds no request", "run the same `specdec record` again")
+        return recording
+
     def __iter__(self) -> Iterator[RecordedRequest]:
         """Every request, in the order in which they were submitted. Raises ConfigError SD-E244 for a damaged shard."""
         return iter(self._requests)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +19,36 @@ from .run import Replayed, replay
 Facts = dict[str, Any]
 
 
-def replay_facts(
-    recording: Recording,
-    speculative_configs: Sequence[SpeculativeSettings],
-    plugins: PluginSettings | None = None,
-    *,
-    model: str | Path | None = None,
-    device: str = "cpu",
-) -> list[tuple[Facts, str | None]]:
-    """The figures of each proposer, and its class path. Arguments and errors as of `replay`."""
-    plain = replay(recording, None, plugins).predicted_seconds(recording) if recording.manifest.cost.rows else None
-    found = []
-    for asked in speculative_configs:
-        replayed = replay(recording, asked, plugins, model=model, device=device)
-        found.append((_facts(recording, asked, replayed, plain), replayed.target))
-    return found
+@dataclass(frozen=True)
+class Replays:
+    """Proposers on one recording, each replayed once."""
+
+    recording: Recording
+    plain: Replayed | None  # plain decoding; None: the recording predicts no times
+    settings: Sequence[SpeculativeSettings]
+    found: Sequence[Replayed]  # of each settings
+
+    @classmethod
+    def of(
+        cls,
+        recording: Recording,
+        speculative_configs: Sequence[SpeculativeSettings],
+        plugins: PluginSettings | None = None,
+        *,
+        model: str | Path | None = None,
+        device: str = "cpu",
+    ) -> Replays:
+        """Replay each. Arguments and errors as of `replay`."""
+        plain = replay(recording, None, plugins) if recording.manifest.cost.rows else None
+        found = [replay(recording, asked, plugins, model=model, device=device) for asked in speculative_configs]
+        return cls(recording, plain, speculative_configs, found)
+
+    @cached_property
+    def facts(self) -> list[Facts]:
+        """The figures of each proposer."""
+        plain = self.plain.predicted_seconds(self.recording) if self.plain else None
+        pairs = zip(self.settings, self.found, strict=True)
+        return [_facts(self.recording, asked, replayed, plain) for asked, replayed in pairs]
 
 
 def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed, plain: float | None) -> Facts:
@@ -62,5 +79,7 @@ def _speedup(of_this_text: float, replayed: Replayed) -> float | list[float]:
     """Bounds where drafts are drawn: the steps of this text are counted, and live ones commit what is expected."""
     if replayed.expected is None:
         return of_this_text
-    seen = replayed.acceptance.mean_acceptance_length
-    return [of_this_text * tokens / seen for tokens in replayed.expected.tokens_per_step()]
+    counts = replayed.acceptance
+    plain = counts.num_committed_tokens - counts.num_drafts * counts.mean_acceptance_length  # of steps without a draft
+    expected = (plain + counts.num_drafts * tokens for tokens in replayed.expected.tokens_per_step())
+    return [of_this_text * tokens / counts.num_committed_tokens for tokens in expected]

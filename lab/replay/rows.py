@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
+from specdec.sdk import ConfigError
 
 from ..measure import Step
 from ..recording import RecordedRequest, Recording
@@ -60,7 +61,7 @@ def predicted_seconds(recording: Recording, replayed: Replayed) -> list[float] |
 
     None means that the cost was not recorded, or that requests ran at the same time and have no times of their own.
     """
-    if not _has_times(recording):
+    if not has_times(recording):
         return None
     steps, cost = steps_of(replayed), recording.manifest.cost
     found = []
@@ -74,11 +75,28 @@ def predicted_seconds(recording: Recording, replayed: Replayed) -> list[float] |
 
 def plain_seconds(recording: Recording, plugins: PluginSettings) -> list[float] | None:
     """Plain decoding's, predicted the same way."""
-    return predicted_seconds(recording, replay(recording, None, plugins)) if _has_times(recording) else None
+    return predicted_seconds(recording, replay(recording, None, plugins)) if has_times(recording) else None
 
 
-def _has_times(recording: Recording) -> bool:
+def has_times(recording: Recording) -> bool:
+    """Whether the times of its requests can be predicted."""
     return bool(recording.manifest.cost.rows) and recording.manifest.engine.get("max_num_seqs", 1) == 1
+
+
+def refuse_drawn(replayed: Replayed, label: str) -> None:
+    """Raise ConfigError SD-E251 if drafts were drawn and the text was sampled.
+
+    Whether such a draft is accepted is a draw of its own. To count those that are the recorded text would rank
+    proposers by sum of p q instead of sum of min(p, q).
+    """
+    if replayed.expected is not None:
+        facts = {
+            "found": f"{label}: drafts drawn from their distribution, and text that was sampled",
+            "expected": "greedy drafts, or a recording of greedy text",
+            "fix": 'leave "draft_sample_method" out, or measure a model with `specdec compare`; '
+            "`specdec replay` prints bounds of what is expected",
+        }
+        raise ConfigError("SD-E251", "a recording does not tell which drawn drafts are accepted", facts)
 
 
 def recorded_texts(recording: Recording, several: Sequence[Mapping[str, Sequence[Step]]]) -> dict[str, str]:

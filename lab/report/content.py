@@ -16,6 +16,7 @@ class Run:
 
     label: str
     facts: Facts
+    temperature: float = 0.0
 
     @property
     def draft_length(self) -> int | None:
@@ -121,10 +122,10 @@ def _runs(cell: Facts, *, several: bool) -> Iterator[Run]:
         run = cell["configuration"]
         length = (run.get("speculative_config") or {}).get("num_speculative_tokens")
         label = f"{run['proposer']} K={length}" if run["proposer"] else "plain decoding"
-        yield Run(label, {**cell, "speculative_config": run.get("speculative_config")})
+        yield Run(label, {**cell, "speculative_config": run.get("speculative_config")}, run.get("temperature", 0.0))
         return
     for row in cell["rows"]:
-        yield Run(row["label"] + where, row)
+        yield Run(row["label"] + where, row, cell["configuration"].get("temperature", 0.0))
 
 
 SUMMARY_TITLES = {

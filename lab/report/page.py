@@ -14,6 +14,7 @@ from typing import Any
 
 from specdec.sdk import ConfigError
 
+from ..equality import Outputs
 from .content import Content, Run, acceptance_rows, content_of, figure_of, figure_rows, name_of
 
 HERE = Path(__file__).parent
@@ -27,6 +28,11 @@ def require_plotly() -> None:
         raise ConfigError("SD-E255", "a report has plots, and their library is not installed", facts)
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of a report whose page is `path`: the page first, and what lies beside it."""
+    return [path, *(path.with_suffix(each) for each in (".json", ".csv", ".acceptance.csv"))]
+
+
 def write_report(result: Mapping[str, Any], path: Path) -> list[Path]:
     """Write the page, and beside it its result as JSON, its figures as CSV and acceptance as speculators has it.
 
@@ -35,9 +41,7 @@ def write_report(result: Mapping[str, Any], path: Path) -> list[Path]:
     """
     require_plotly()
     content = content_of(result)
-    page, data, table, acceptance = (
-        path.with_suffix(each) for each in (path.suffix, ".json", ".csv", ".acceptance.csv")
-    )
+    page, data, table, acceptance = files_of(path)
     page.write_text(render(content), encoding="utf-8")
     data.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
     _write_csv(table, figure_rows(content))
@@ -140,7 +144,9 @@ def _tiles(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
         counts = f"{facts['num_accepted_tokens']} of {facts['num_draft_tokens']}"
         tiles.append(("Draft acceptance", f"{100 * facts['draft_acceptance_rate']:.1f} %", counts))
     if facts.get("outputs_equal") is not None:
-        tiles.append(("Outputs", "equal" if facts["outputs_equal"] else "DIFFERENT", "to plain decoding's"))
+        outputs = Outputs(facts["outputs_equal"], runs[0].temperature, facts.get("speculative_config"))
+        remark = "in distribution as plain decoding's" if outputs.are_drawn_anew else "to plain decoding's"
+        tiles.append(("Outputs", outputs.word, remark))
     return tiles
 
 

@@ -16,7 +16,7 @@ from ..comparison.recorded import Stages, replayed_facts
 from ..comparison.variants import Variant
 from ..measure import Step, summed
 from ..recording import RecordedRequest, Recording
-from ..replay.rows import counts_of, recorded_cell, recorded_texts, request_rows, steps_of
+from ..replay.rows import counts_of, recorded_cell, recorded_texts, refuse_drawn, request_rows, steps_of
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION, acceptance_facts
 from .choices import PROBE_TEMPERATURES, ChoicesListener
@@ -24,7 +24,7 @@ from .grammars import Refuses, refusals_of
 from .summary import why_facts
 from .trace import Choices, Traced, View, free, misses_of
 
-Replays = Callable[..., Replayed]
+Replay = Callable[..., Replayed]
 Found = dict[tuple[str, int, int], Choices]  # as of `ChoicesListener`
 
 
@@ -39,9 +39,10 @@ def run_why(
 ) -> dict[str, Any]:
     """Replay every variant on the recording in `folder` and explain its rejections.
 
-    model, device: as of `replay`. Raises ConfigError SD-E257 if the recording holds no probabilities, SpecdecError.
+    model, device: as of `replay`. Raises ConfigError SD-E257 if the recording holds no probabilities, SD-E251 for drawn
+    drafts of sampled text, SpecdecError.
     """
-    recording = Recording.open(folder)
+    recording = Recording.open_filled(folder)
     if recording.manifest.top_m == 0:
         facts = {"recorded": str(folder), "fix": "record again with --top-m 20, into another folder"}
         raise ConfigError("SD-E257", "the recording holds no probabilities of the target", facts)
@@ -50,6 +51,7 @@ def run_why(
         progress.stage(f"replaying {variant.label}")
         once = partial(replay, recording, plugins=plugins, model=model, device=device)
         replayed.append(_replayed(variant, once))
+        refuse_drawn(replayed[-1][0], variant.label)
     texts = recorded_texts(recording, [steps_of(run) for run, _, _ in replayed])
     refusals = refusals_of(recording, plugins)
     rows = [_row(recording, variant, *each, texts, refusals) for variant, each in zip(variants, replayed, strict=True)]
@@ -62,7 +64,7 @@ def run_why(
     }
 
 
-def _replayed(variant: Variant, once: Replays) -> tuple[Replayed, Found, str]:
+def _replayed(variant: Variant, once: Replay) -> tuple[Replayed, Found, str]:
     """The replay, what its proposer thought, and how that is known.
 
     A greedy draft comes without a distribution. Where the proposer can report one, further replays make it do so. Steps

@@ -189,3 +189,20 @@ def test_generate_takes_token_ids_and_messages_from_a_file(tmp_path):
         [chatted] = llm.chat(said, SamplingParams(temperature=0, max_tokens=2))
     assert [row["token_ids"] for row in rows] == [list(each.outputs[0].token_ids) for each in outputs]
     assert outputs[1].prompt_token_ids == chatted.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--report", "r1.json"), "takes a page such as"),
+        (("--report", "r2.csv"), "takes a page such as"),
+        (("--report", "r3.html", "--save-result", "r3.html"), "another name"),
+        (("--report", "r5.html", "--save-result", "r5.acceptance.csv"), "another name"),
+    ],
+)
+def test_files_that_would_overwrite_each_other_are_refused(tmp_path, monkeypatch, flags, named):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("bench", "no-such-model", *flags)
+    assert result.exit_code == 2
+    assert named in " ".join(result.stderr.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())

@@ -186,9 +186,10 @@ def test_an_earlier_plain_run_serves_as_baseline(plain):
         (("--output-len", 10), r"output_len +earlier 12, now 10"),
         (("--num-prompts", 2), r"prompts_sha256 +earlier"),
         (("--dtype", "bfloat16"), r"dtype +earlier 'float32', now 'bfloat16'"),
+        (("-ec", '{"quantization": "int8_weight_only"}'), r"engine +earlier \{\}, now \{'quantization'"),
         (("--num-threads", 2), r"threads +earlier 1, now 2"),
     ],
-    ids=["output_len", "prompts", "dtype", "threads"],
+    ids=["output_len", "prompts", "dtype", "engine", "threads"],
 )
 def test_a_baseline_of_an_unlike_run_is_refused(plain, flags, named):
     result = invoke("-sc", NGRAM, *SMALL, *flags, "--baseline", plain)
@@ -202,6 +203,21 @@ def test_a_speculative_run_is_refused_as_baseline(saved):
     result = invoke(*flags, "--baseline", saved[1])
     assert result.exit_code == 2
     assert "a baseline is a run without -sc" in result.stderr
+
+
+DRAWN = '{"model": "tiny/draft", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}'
+
+
+def test_drawn_drafts_of_sampled_text_are_no_failure(tmp_path):
+    """They follow the same distribution with other draws, so another text is what was promised."""
+    flags = ("-sc", DRAWN, *SMALL, "--temperature", 1, "--report", tmp_path / "out.html")
+    done = invoke(*flags, "--save-result", tmp_path / "out.json", "--format", "quiet")
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "out.json").read_text())["outputs_equal"] is False
+    assert "outputs drawn anew" in done.stdout
+    page = (tmp_path / "out.html").read_text()
+    assert "drawn anew" in page
+    assert "DIFFERENT" not in page
 
 
 HOLLOW = {"schema_version": 1, "configuration": {}, "environment": {}, "repeats": [{}], "requests": []}

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec.cli._app import build_app
+from specdec.cli._compare_view import _differences
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 SUFFIX = '{"method": "suffix", "num_speculative_tokens": 3}'
@@ -44,6 +45,19 @@ def test_a_comparison_is_printed_in_order_and_saved(tmp_path):
     assert "Comparison: tiny" in page.read_text()
 
 
+def test_only_drafts_that_were_not_drawn_are_shown_as_wrong():
+    configuration = {"temperature": 0.8}
+    greedy, drawn = ({"draft_sample_method": each} for each in ("greedy", "probabilistic"))
+    row = {"label": "x", "num_outputs_equal": 0, "differences": [{"sentence": "at token 3"}]}
+    cell = {"configuration": configuration, "num_prompts": 3}
+    head, sentence = _differences(row | {"speculative_config": greedy}, cell)
+    assert "red" in head.style
+    assert sentence.plain == "  at token 3"
+    (head,) = _differences(row | {"speculative_config": drawn}, cell)
+    assert "red" not in head.style
+    assert "equal in distribution, not token by token" in head.plain
+
+
 def test_several_targets_and_data_sets_make_a_matrix(tmp_path):
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "def main():"}\n{"prompt": "a b c a b c a b"}\n')
@@ -61,6 +75,80 @@ def test_a_recording_is_compared_without_its_target(recording):
     (cell,) = json.loads(done.stdout)["cells"]
     assert {row["label"] for row in cell["rows"]} == {f"suffix K={k}" for k in (1, 2, 3)}
     assert all(row["speedup"] > 0 for row in cell["rows"])
+
+
+@pytest.fixture(scope="module")
+def untimed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings") / "untimed"
+    assert invoke("record", "tiny", *SMALL, "-o", folder, "-q", "--no-cost").exit_code == 0
+    return folder
+
+
+def test_recordings_with_and_without_times_are_compared_in_one_table(recording, untimed):
+    done = invoke("compare", recording, untimed, "-sc", NGRAM, "--repeat", 1, "-q")
+    assert done.exit_code == 0, done.output
+    assert "tokens_per_target_step on each" in done.output
+    assert "speedup v" in done.output
+
+
+@pytest.mark.parametrize("sort", ["speedup", "tokens_per_second"])
+def test_a_sort_by_times_that_are_unknown_is_refused(untimed, sort):
+    done = invoke("compare", untimed, "-sc", NGRAM, "--sort", sort)
+    assert done.exit_code == 2
+    assert "SD-E252" in done.output
+    assert "--sort tokens_per_target_step" in done.output
+
+
+DRAWN = '{"model": "tiny/draft", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}'
+
+
+def test_drawn_drafts_of_sampled_text_are_refused_where_they_would_be_ranked(tmp_path):
+    """Whether they are the recorded text says little of how often they are accepted."""
+    sampled = tmp_path / "sampled"
+    options = ("--num-prompts", 1, "--output-len", 8, "--temperature", 0.8, "--no-cost", "-q")
+    assert invoke("record", "tiny", *options, "-o", sampled).exit_code == 0
+    for verb in (("compare",), ("why",), ("replay", "--save-result", tmp_path / "out.json")):
+        done = invoke(verb[0], sampled, "-sc", DRAWN, *verb[1:])
+        assert done.exit_code == 2, done.output
+        assert "SD-E251" in done.output
+        assert "draft_model" in done.output or "draft K=2" in done.output
+    assert not (tmp_path / "out.json").exists()
+    assert "expected_tokens_per_step" in done.output  # printed all the same
+    assert invoke("compare", sampled, "-sc", NGRAM, "-q").exit_code == 0
+
+
+def test_a_recording_without_a_request_is_refused_by_name(tmp_path):
+    empty = tmp_path / "empty"
+    full = invoke("record", "tiny", "-o", empty, "--num-prompts", 1, "--output-len", 4, "--max-disk", 0, "-q")
+    assert "SD-E248" in full.output
+    for verb in ("compare", "why", "replay"):
+        done = invoke(verb, empty, "-sc", NGRAM)
+        assert done.exit_code == 2
+        assert "SD-E244" in done.output
+        assert "it holds no request" in done.output
+
+
+def test_options_that_say_nothing_to_a_recording_are_refused_by_name(recording):
+    given = (
+        "--num-prompts",
+        1,
+        "--category",
+        "code",
+        "--dataset",
+        "packaged",
+        "--temperature",
+        0.5,
+        "--dtype",
+        "float32",
+    )
+    done = invoke(
+        "compare", recording, "-sc", NGRAM, "--repeat", 1, "--output-len", 128, "--max-concurrency", 2, *given
+    )
+    assert done.exit_code == 2
+    words = " ".join(done.output.replace("│", " ").split())
+    for name in (*given[::2], "--output-len", "--max-concurrency"):
+        assert name in words
+    assert "--repeat" not in words.partition("Leave out")[2]
 
 
 def test_a_bad_sweep_is_refused_before_anything_runs():
@@ -89,6 +177,22 @@ def test_a_replay_writes_a_report(recording, tmp_path):
     done = invoke("replay", recording, "-sc", SUFFIX, "-q", "--report", tmp_path / "out.html")
     assert done.exit_code == 0, done.output
     assert "Replay: tiny" in (tmp_path / "out.html").read_text()
+
+
+def test_a_replay_saves_the_figures_that_it_prints(recording, tmp_path):
+    done = invoke("replay", recording, "-sc", NGRAM, "-sc", SUFFIX, "--json", "--save-result", tmp_path / "out.json")
+    assert done.exit_code == 0, done.output
+    saved = {row["label"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    for facts, label in zip(json.loads(done.stdout), ("ngram K=3", "suffix K=3"), strict=True):
+        assert saved[label]["replay"] == facts
+        assert saved[label]["seconds"] == pytest.approx(facts["predicted_seconds"])
+        assert saved[label]["speedup"] == pytest.approx(facts["predicted_speedup"])
+
+
+def test_a_watch_that_saves_is_refused(recording, tmp_path):
+    done = invoke("replay", recording, "-sc", NGRAM, "--watch", "--save-result", tmp_path / "out.json")
+    assert done.exit_code == 2
+    assert "--watch prints only" in done.output
 
 
 def test_generate_says_why_a_token_was_rejected():

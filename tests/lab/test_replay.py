@@ -17,7 +17,7 @@ from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.replay.caches import Caches
 from specdec.lab.replay.clock import Moment, ProposeClock
 from specdec.lab.replay.expected import ExpectedAcceptance
-from specdec.lab.replay.result import replay_facts
+from specdec.lab.replay.result import Replays
 from specdec.lab.replay.run import replay
 from specdec.lab.replay.stand_in import require_same_model, require_same_tokenizer
 from specdec.lab.replay.watch import Watch, stamps
@@ -163,8 +163,9 @@ def test_expected_acceptance_is_the_sum_of_minima_within_its_bounds():
 
 def test_drawn_drafts_report_bounds_of_what_is_expected():
     asked = PROPOSERS["draft_model"] | {"draft_sample_method": "probabilistic"}
-    ((facts, target),) = replay_facts(shared(0.8), [asked])
-    assert target.endswith("DraftModelProposer")
+    replays = Replays.of(shared(0.8), [asked])
+    (facts,) = replays.facts
+    assert replays.found[0].target.endswith("DraftModelProposer")
     lower, upper = facts["expected_tokens_per_step"]
     assert 1 < lower <= upper <= 4
     assert all(low <= high for low, high in facts["expected_acceptance_per_position"])
@@ -172,7 +173,7 @@ def test_drawn_drafts_report_bounds_of_what_is_expected():
 
 
 def test_greedy_drafts_have_no_expectation():
-    ((facts, _),) = replay_facts(shared(), [PROPOSERS["draft_model"] | {"draft_sample_method": "probabilistic"}])
+    (facts,) = Replays.of(shared(), [PROPOSERS["draft_model"] | {"draft_sample_method": "probabilistic"}]).facts
     assert facts["expected_tokens_per_step"] is None
 
 
@@ -185,7 +186,7 @@ def with_a_second_per_step():
 
 def test_predictions_come_from_the_recorded_cost():
     known = with_a_second_per_step()
-    ((facts, _),) = replay_facts(known, [PROPOSERS["ngram"]])
+    (facts,) = Replays.of(known, [PROPOSERS["ngram"]]).facts
     plain, replayed = replay(known, None), replay(known, PROPOSERS["ngram"])
     assert facts["predicted_plain_seconds"] == len(plain.step_rows)
     assert facts["predicted_seconds"] == pytest.approx(len(replayed.step_rows) + facts["live_propose_seconds"])
