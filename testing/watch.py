@@ -52,6 +52,7 @@ class WatchedHost(ProposerHost):
         """`uses`: takes what is used."""
         super().__init__(loaded, info, device, "raise", metrics, lambda error: None, views)
         self._uses = uses
+        self.spoils = False  # whether what a step lends holds something else when the call is over
 
     def begin(
         self, number: int, seed: int, width: int | None = None, uniforms: Tensor | None = None, *, dummy: bool = False
@@ -70,7 +71,10 @@ class WatchedHost(ProposerHost):
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
         before = Snapshot(step)
-        checked = super().draft(watched(step, self._uses.reads), budgets)
+        lent = _lent(step) if self.spoils else step
+        checked = super().draft(watched(lent, self._uses.reads), budgets)
+        if self.spoils:
+            _spoil(lent)
         self.shown = Shown(
             f"step {self._number} of seed {self._seed}, requests {_some(step.request_ids)}",
             step,
@@ -91,6 +95,20 @@ class WatchedHost(ProposerHost):
 
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
         """Do nothing: no target runs whose time drafts could save."""
+
+
+def _lent(step: StepView) -> StepView:
+    """The same step, with copies of what its pass computed."""
+    kept = step.kept
+    copies: dict[str, Any] = {name: each.clone() for name, each in vars(kept).items() if isinstance(each, Tensor)}
+    return replace(step, kept=replace(kept, hidden=tuple(state.clone() for state in kept.hidden), **copies))
+
+
+def _spoil(step: StepView) -> None:
+    """Write over what its pass computed, as the next pass on a device does."""
+    for value in (*vars(step.kept).values(), *step.kept.hidden):
+        if isinstance(value, Tensor):
+            value.fill_(torch.nan if value.is_floating_point() else 0)
 
 
 def _parents(report: DraftReport) -> list[int]:

@@ -35,6 +35,25 @@ def inputs_not_written(subject: Subject) -> None:
 
 
 @CHECKS.at("standard")
+def views_not_kept(subject: Subject) -> None:
+    """A step is borrowed for the time of a call: a proposer copies what it keeps of it."""
+    subject.need_determinism()
+    fix = "clone what you keep: views and slices of a step use its memory, and the next step does too"
+    for probabilistic in subject.modes:
+        stage, again = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+        again.host.spoils = True
+        spoiled = lockstep(again)
+        for one in lockstep(stage):
+            try:
+                other = next(spoiled)
+            except Violation as violation:
+                found = f"{violation.facts['found']}, once the memory of earlier steps holds something else"
+                raise Violation(expected="the same drafts", found=found, where=one.where, fix=fix) from violation
+            for name in one.view.request_ids:
+                require_same(one, other, name, stage, ("memory that stays", "memory that is used again"), fix)
+
+
+@CHECKS.at("standard")
 def shared_weights_not_written(subject: Subject) -> None:
     """The target's weights are borrowed too: every one of them stays unchanged."""
     for _ in lockstep(subject.stage(), num_steps=3):

@@ -29,6 +29,7 @@ CAUGHT = [
     ("context_limit", form_mutants.RunsOverTheEnd),
     ("inputs_not_written", state_mutants.ShiftsLengths),
     ("inputs_not_written", state_mutants.WritesThroughNumpy),
+    ("views_not_kept", state_mutants.KeepsAView),
     ("shared_weights_not_written", state_mutants.ShiftsTheWeights),
     ("deterministic", state_mutants.DraftsByInstance),
     ("batch_equals_singles", state_mutants.MixesRequests),

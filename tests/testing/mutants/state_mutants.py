@@ -29,6 +29,14 @@ class WritesThroughNumpy(Followers):
         step.budget.numpy()[0] = 7
 
 
+class KeepsAView(HiddenMean):
+    """Writes its draft KV a step late, from states of which it has kept no copy."""
+
+    def observe(self, step):
+        before, self.before = getattr(self, "before", step), step
+        super().observe(before)
+
+
 class ShiftsTheWeights(Followers):
     """Shifts the weights that it was lent."""
 
