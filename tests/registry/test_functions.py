@@ -90,13 +90,13 @@ def test_an_exporter_that_fails_is_attributed(offer, source, told):
     assert "dist-f:lines 0.3.1" in str(caught.value)
 
 
-def test_a_name_that_two_distributions_offer_is_refused_until_one_is_preferred(offer):
+def test_a_name_that_two_distributions_offer_is_refused_until_its_distribution_is_named(offer):
     for number in (1, 2):
         source = f"def given(metrics): return '{number}'"
         offer("metrics_exporters", "lines", source, f"dist-{number}", f"f{number}")
     with pytest.raises(PluginLoadError, match=r'(?s)SD-E112 the name "lines" is offered 2 times.*dist-1:lines'):
         export("lines", METRICS, PluginSettings())
-    assert export("lines", METRICS, PluginSettings(prefer={"lines": "dist-2"})) == "2"
+    assert export("dist-2:lines", METRICS, PluginSettings()) == "2"
 
 
 def test_what_is_blocked_is_not_imported(offer):
