@@ -207,7 +207,7 @@ def check_plugins(settings: PluginSettings) -> Iterator[Finding]:
 def _plugin_finding(entry: PluginEntry) -> Finding:
     fixes = {
         "broken": "reinstall or upgrade the distribution, or deny the plugin with SPECDEC_DISABLE_PLUGINS",
-        "duplicate": f'SPECDEC_PREFER="{entry.name}={entry.distribution}", or ask for "{entry.label}"',
+        "duplicate": f'ask for "{entry.label}", or deny the others with SPECDEC_DISABLE_PLUGINS',
     }
     status: Literal["note", "wrong"] = "note" if entry.status == "blocked" else "wrong"
     found = f"{entry.status}: {entry.reason}   [{entry.plugin}]"

@@ -21,7 +21,6 @@ from .config.engine_config import EngineConfig as EngineConfig
 from .config.speculative_config import SpeculativeConfig as SpeculativeConfig
 from .engine.assembly import parts_of as parts_of
 from .engine.device import profile_of as profile_of
-from .engine.exporters import prometheus_text as prometheus_text
 from .engine.grammars import Grammars as Grammars
 from .engine.plan import target_info as target_info
 from .engine.verifier_checkpoint import with_verifier as with_verifier
@@ -58,7 +57,11 @@ from .proposing.view_guard import tensors_of as tensors_of
 from .proposing.views import Computed as Computed
 from .proposing.views import ViewBuilder as ViewBuilder
 from .request.grammar import RequestGrammar as RequestGrammar
+from .request.metrics import Counter as Counter
 from .request.metrics import EngineMetrics as EngineMetrics
+from .request.metrics import Gauge as Gauge
+from .request.metrics import Metric as Metric
+from .request.metrics import Vector as Vector
 from .request.request import Committed as Committed
 from .request.request import FinishReason as FinishReason
 from .request.request import Request as Request

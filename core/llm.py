@@ -17,8 +17,7 @@ from specdec.sdk.errors import ProposerError
 
 from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams, params_of_each
-from .engine.engine import Engine, finish_reason_of
-from .engine.exporters import PROMETHEUS
+from .engine.engine import PROMETHEUS, Engine, finish_reason_of
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
 from .model.tokenizer import default_params

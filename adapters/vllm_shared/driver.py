@@ -31,7 +31,6 @@ from specdec.core.host import (
     Speculation,
     TopTokens,
     profile_of,
-    prometheus_text,
     registry,
     rejection,
     upload,
@@ -41,6 +40,7 @@ from specdec.sdk.errors import message
 from specdec.sdk.extensions import DraftKV, Trees
 
 from ..best_path import PathViews, on_best_path
+from ..prometheus import prometheus_text
 from .distributions import dense_rows
 from .engine_step import EngineStep
 from .followed_grammars import FollowedGrammars

@@ -19,6 +19,7 @@ from ..config.sampling_params import SamplingParams
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
+from ..registry.functions import call_offered
 from ..registry.proposer_state import as_path
 from ..request.chat import Message, encode_chat
 from ..request.metrics import Metric
@@ -26,8 +27,10 @@ from ..request.prompts import Prompt, encode, read_prompt
 from ..request.request import Committed, Detokenizer, FinishReason, Request
 from ..runner.request_progress import uninterrupted
 from .assembly import Parts, assemble
-from .exporters import PROMETHEUS, export
 from .turn import Turn
+
+PROMETHEUS = "prometheus"
+"""Metrics are exported in this format unless another is named; see adapters/prometheus.py."""
 
 
 class Engine:
@@ -238,7 +241,7 @@ class Engine:
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
         """Do what `LLM.export_metrics` says."""
-        return export(exporter, self.get_metrics(), self._plugins)
+        return call_offered("metrics_exporters", exporter, self.get_metrics(), str, self._plugins, ())
 
     def save_proposer_state(self, path: str | Path) -> None:
         """Do what `LLM.save_proposer_state` says."""

@@ -1,4 +1,4 @@
-"""What a proposer may use of the target and its requests, as far as it declared that: caches, layers, grammars."""
+"""The cache and the layers of the target, as far as a proposer declared that it uses them."""
 
 from __future__ import annotations
 

@@ -133,7 +133,6 @@ def _offered_twice(name: str, rows: list[PluginEntry]) -> PluginLoadError:
     labels = dict.fromkeys(row.label for row in rows)
     if len(labels) > 1:
         facts["use"] = " or ".join(f'"{label}"' for label in labels)
-        facts["or set"] = f'SPECDEC_PREFER="{rows[0].name}={rows[0].distribution}"'
     else:
         facts = {
             "targets": ", ".join(row.target for row in rows),

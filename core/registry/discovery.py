@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from specdec.sdk.errors import ConfigError, PluginId
+from specdec.sdk.errors import PluginId
 from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
 from .class_path import DOTTED
@@ -66,17 +66,12 @@ class PluginSettings:
 
     allow: frozenset[str] | None = None  # None: everything; empty: nothing
     deny: frozenset[str] = frozenset()
-    prefer: Mapping[str, str] = field(default_factory=dict)  # name -> distribution that may have it
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> PluginSettings:
-        """SPECDEC_PLUGINS, SPECDEC_DISABLE_PLUGINS and SPECDEC_PREFER.
-
-        Raises ConfigError SD-E134 if SPECDEC_PREFER is not a list of name=distribution.
-        """
+        """SPECDEC_PLUGINS and SPECDEC_DISABLE_PLUGINS."""
         allow, deny = environment.get("SPECDEC_PLUGINS"), environment.get("SPECDEC_DISABLE_PLUGINS", "")
-        prefer = _pairs("SPECDEC_PREFER", environment.get("SPECDEC_PREFER", ""))
-        return cls(None if allow is None else frozenset(_items(allow)), frozenset(_items(deny)), prefer)
+        return cls(None if allow is None else frozenset(_items(allow)), frozenset(_items(deny)))
 
     def blocks(self, entry: PluginEntry) -> str | None:
         """The reason why an entry may not be used, or None."""
@@ -104,7 +99,7 @@ def with_status(entries: Iterable[PluginEntry], settings: PluginSettings) -> tup
     for row in rows:
         if row.status == "ok":
             usable.setdefault(row.name, []).append(row)
-    told = (_duplicate(row, usable.get(row.name, ()), settings.prefer.get(row.name)) for row in rows)
+    told = (_duplicate(row, usable.get(row.name, ())) for row in rows)
     return tuple(sorted(told, key=lambda row: (row.name, row.label)))
 
 
@@ -176,13 +171,9 @@ def _blocked(entry: PluginEntry, settings: PluginSettings) -> PluginEntry:
     return replace(entry, status="blocked", code="SD-E104", reason=reason) if reason else entry
 
 
-def _duplicate(entry: PluginEntry, same_name: Sequence[PluginEntry], preferred: str | None) -> PluginEntry:
+def _duplicate(entry: PluginEntry, same_name: Sequence[PluginEntry]) -> PluginEntry:
     if entry.status != "ok" or len(same_name) == 1:
         return entry
-    if preferred is not None:
-        chosen = [other for other in same_name if other.distribution and _same(other.distribution, preferred)]
-        if chosen == [entry]:
-            return entry
     others = ", ".join(f"{other.label} ({other.target})" for other in same_name if other is not entry)
     reason = f"the name is also offered by {others}; ask for {entry.label!r}"
     return replace(entry, status="duplicate", code="SD-E112", reason=reason)
@@ -198,14 +189,3 @@ def _same(one: str, other: str) -> bool:
 
 def _items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
-
-
-def _pairs(variable: str, text: str) -> dict[str, str]:
-    pairs = {}
-    for item in _items(text):
-        name, equals, distribution = (part.strip() for part in item.partition("="))
-        if not (name and equals and distribution):
-            facts = {"expected": "name=distribution[,name=distribution ...]", "found": repr(text)}
-            raise ConfigError("SD-E134", f"{variable} has an unusable value", facts)
-        pairs[name] = distribution
-    return pairs

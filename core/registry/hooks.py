@@ -140,7 +140,7 @@ class HookPlugins:
 
 
 def load_hooks(settings: PluginSettings) -> HookPlugins:
-    """Load the hooks of installed distributions. If a name is offered twice, only the preferred one is loaded."""
+    """Load the hooks of installed distributions. A name that is offered twice is loaded from nobody."""
     return HookPlugins(discover("plugins", settings))
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from specdec.core.registry import PluginSettings, Registry
 from specdec.core.registry.discovery import discover, unmet_sdk_requirement
-from specdec.sdk import ConfigError
 from specdec.sdk.errors import PluginLoadError
 
 
@@ -82,7 +81,7 @@ def test_duplicate_is_an_error_only_when_the_bare_name_is_asked_for(install):
         registry.find("echo")
     text = str(info.value)
     assert text.startswith("SD-E112")
-    for fact in ("dist-x 0.3.1", "x_mod:Echo", '"dist-x:echo" or "dist-y:echo"', 'SPECDEC_PREFER="echo=dist-'):
+    for fact in ("dist-x 0.3.1", "x_mod:Echo", '"dist-x:echo" or "dist-y:echo"'):
         assert fact in text
 
 
@@ -91,23 +90,6 @@ def test_one_name_twice_in_one_distribution_cannot_be_asked_for(install):
     for name in ("echo", "dist-x:echo"):
         with pytest.raises(PluginLoadError, match="SD-E112"):
             Registry.discover(PluginSettings()).find(name)
-
-
-@pytest.mark.parametrize("preferred", ["dist-x", "Dist_X"])
-def test_preferred_distribution_has_the_bare_name(install, preferred):
-    install("dist-x", proposers=["echo = x_mod:Echo"])
-    install("dist-y", proposers=["echo = y_mod:Echo"])
-    registry = Registry.discover(PluginSettings.from_environment({"SPECDEC_PREFER": f"echo={preferred}"}))
-    assert registry.find("echo").distribution == "dist-x"
-    assert registry.find("dist-y:echo").distribution == "dist-y"
-
-
-def test_preferring_a_distribution_that_does_not_offer_the_name_decides_nothing(install):
-    install("dist-x", proposers=["echo = x_mod:Echo"])
-    install("dist-y", proposers=["echo = y_mod:Echo"])
-    registry = Registry.discover(PluginSettings(prefer={"echo": "dist-z"}))
-    with pytest.raises(PluginLoadError, match="SD-E112"):
-        registry.find("echo")
 
 
 def test_denying_one_of_two_leaves_the_other(install):
@@ -148,12 +130,6 @@ def test_asking_for_a_blocked_proposer_is_an_error_with_the_list(install):
     assert info.value.code == "SD-E104"
     assert "SPECDEC_DISABLE_PLUGINS" in str(info.value)
     assert "dist-x:echo 1.0" in str(info.value)
-
-
-@pytest.mark.parametrize("text", ["echo", "echo=", "=dist", "echo dist"])
-def test_malformed_preference_is_refused(text):
-    with pytest.raises(ConfigError, match="SPECDEC_PREFER"):
-        PluginSettings.from_environment({"SPECDEC_PREFER": text})
 
 
 def test_distribution_that_requires_another_sdk_is_refused_before_import(install, write_module):

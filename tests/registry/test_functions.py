@@ -5,8 +5,8 @@ import re
 import pytest
 
 from specdec import LLM
-from specdec.core.engine.exporters import export
 from specdec.core.registry import PluginSettings
+from specdec.core.registry.functions import call_offered
 from specdec.core.request.metrics import Counter, Vector
 from specdec.lab.datasets import PromptRow, load_dataset
 from specdec.sdk import ConfigError
@@ -28,6 +28,10 @@ def offer(install, write_module):
         return write_module(module, source)
 
     return offer
+
+
+def export(name, settings=None):
+    return call_offered("metrics_exporters", name, METRICS, str, settings or PluginSettings(), ())
 
 
 def rows(body):
@@ -69,7 +73,7 @@ def test_an_unknown_dataset_is_told_what_is_offered(offer):
 
 def test_an_exporter_gets_the_metrics(offer):
     offer("metrics_exporters", "lines", "def given(metrics): return '+'.join(metric.name for metric in metrics)")
-    assert export("lines", METRICS, PluginSettings()) == "specdec:steps+specdec:accepted+specdec:steps"
+    assert export("lines") == "specdec:steps+specdec:accepted+specdec:steps"
     with LLM("tiny", max_model_len=64) as llm:
         assert "specdec:spec_decode_num_drafts" in llm.export_metrics("lines").split("+")
 
@@ -86,37 +90,27 @@ def test_an_exporter_gets_the_metrics(offer):
 def test_an_exporter_that_fails_is_attributed(offer, source, told):
     offer("metrics_exporters", "lines", source)
     with pytest.raises(PluginLoadError, match=rf"(?s){told}") as caught:
-        export("lines", METRICS, PluginSettings())
+        export("lines")
     assert "dist-f:lines 0.3.1" in str(caught.value)
 
 
-def test_a_name_that_two_distributions_offer_is_refused_until_one_is_preferred(offer):
+def test_a_name_that_two_distributions_offer_is_refused_until_its_distribution_is_named(offer):
     for number in (1, 2):
         source = f"def given(metrics): return '{number}'"
         offer("metrics_exporters", "lines", source, f"dist-{number}", f"f{number}")
     with pytest.raises(PluginLoadError, match=r'(?s)SD-E112 the name "lines" is offered 2 times.*dist-1:lines'):
-        export("lines", METRICS, PluginSettings())
-    assert export("lines", METRICS, PluginSettings(prefer={"lines": "dist-2"})) == "2"
+        export("lines")
+    assert export("dist-2:lines") == "2"
 
 
 def test_what_is_blocked_is_not_imported(offer):
     offer("metrics_exporters", "lines", "raise RuntimeError('imported')")
     told = r'SD-E104 the metrics exporter "lines" is blocked.*choose another metrics exporter'
     with pytest.raises(PluginLoadError, match=rf"(?s){told}"):
-        export("lines", METRICS, PluginSettings(deny=frozenset({"dist-f"})))
+        export("lines", PluginSettings(deny=frozenset({"dist-f"})))
 
 
 def test_an_unknown_exporter_is_told_what_is_offered(offer):
     offer("metrics_exporters", "lines", "")
-    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  lines.*prometheus, lines"):
-        export("line", METRICS, PluginSettings())
-
-
-def test_prometheus_text_has_one_sample_per_label_set():
-    text = export("prometheus", METRICS, PluginSettings())
-    assert [line for line in text.splitlines() if not line.startswith("#")] == [
-        'specdec:steps_total{model_name="a \\"b\\""} 3.0',
-        'specdec:steps_total{model_name="c"} 4.0',
-        'specdec:accepted_total{engine="0",position="0"} 2.0',
-        'specdec:accepted_total{engine="0",position="1"} 1.0',
-    ]
+    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  lines.*lines, prometheus"):
+        export("line")

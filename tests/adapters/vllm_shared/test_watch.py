@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from specdec.adapters.prometheus import prometheus_text
 from specdec.adapters.vllm_shared import watch as watching
 from specdec.adapters.vllm_shared.watch import Watch
 from specdec.adapters.vllm_shared.workers_page import VARIABLE, Workers, WorkersPage, showing
-from specdec.core.host import prometheus_text
 from specdec.core.request.metrics import Counter, Gauge
 from specdec.sdk.errors import PluginId
 

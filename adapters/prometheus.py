@@ -1,4 +1,4 @@
-"""The engine's metrics as text: Prometheus's format, and those that distributions offer."""
+"""Metrics in Prometheus's text format: what an engine exports as "prometheus"."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from ..registry import PluginSettings
-from ..registry.functions import call_offered
-from ..request.metrics import Counter, Gauge, Metric, Vector
+from specdec.core.host import Counter, Gauge, Metric, Vector
 
-PROMETHEUS = "prometheus"
 Family = CounterMetricFamily | GaugeMetricFamily
-
-
-def export(name: str, metrics: Sequence[Metric], plugins: PluginSettings) -> str:
-    """The metrics in one format.
-
-    Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
-    """
-    if name == PROMETHEUS:
-        return prometheus_text(metrics)
-    return call_offered("metrics_exporters", name, metrics, str, plugins, [PROMETHEUS])
 
 
 @dataclass(frozen=True, eq=False)  # a registry keeps collectors by identity
