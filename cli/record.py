@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,6 +122,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet: QuietOption = False,
 ) -> None:
     """Record what a target generates, so that `specdec replay` tries proposers on it without the target."""
+    if max_disk is not None and not isfinite(max_disk):
+        raise typer.BadParameter(f"--max-disk takes a number of GiB, found {max_disk}; without it there is no limit.")
     engine = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config)
     silence_libraries()
     from rich.console import Console

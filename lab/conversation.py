@@ -67,8 +67,3 @@ class Texts:
         reply_ids = [token_id for token_id in last.reply_token_ids if token_id not in self.eos_token_ids]
         asked_ids = self.tokenizer(BETWEEN_TURNS + row.turns[len(before)], add_special_tokens=False)["input_ids"]
         return [*last.prompt_token_ids, *reply_ids, *asked_ids]
-
-
-def turn_id(row: PromptRow, turn: int) -> str:
-    """The id of a turn's request: the prompt's own for the first, with the number behind it for others."""
-    return row.prompt_id if turn == 0 else f"{row.prompt_id}/{turn + 1}"

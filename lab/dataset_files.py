@@ -34,6 +34,10 @@ class PromptRow:
         """Everything that the user says, in its order."""
         return self.prompt, *self.later_turns
 
+    def turn_id(self, turn: int) -> str:
+        """The id of a turn's request: the prompt's own for the first, with the number behind it for others."""
+        return self.prompt_id if turn == 0 else f"{self.prompt_id}/{turn + 1}"
+
 
 FORMS = "prompt", "turns", "prompt_token_ids", "messages"
 """How a row of one's own file gives its prompt: a text, several, token ids, or a conversation for a chat template."""

@@ -21,11 +21,15 @@ PACKAGED_PROMPTS = Path(__file__).parents[1] / "assets" / "tiny" / "prompts.json
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """The prompts of a file: each object in a .jsonl as in a custom dataset, else each line that is not blank."""
+    """Read the prompts of a file: each object in a .jsonl as in a custom dataset, else each line that is not blank.
+
+    Lines end at a line feed alone: a form feed or U+2028 is part of a prompt.
+    """
     if path.suffix == ".jsonl":
         prompts = list(custom(path))
     else:
-        prompts = [prompt_of(line) for line in read_text(path).splitlines() if line.strip()]
+        lines = (line.removesuffix("\r") for line in read_text(path).split("\n"))
+        prompts = [prompt_of(line) for line in lines if line.strip()]
     if not prompts:
         raise ConfigError("SD-E163", f"{str(path)!r} holds no prompt")
     return prompts
@@ -92,6 +96,9 @@ def spread(rows: Sequence[PromptRow], count: int) -> list[PromptRow]:
 def _refuse_repeated_ids(rows: Sequence[PromptRow], where: str) -> None:
     seen: set[str] = set()
     for row in rows:
-        if row.prompt_id in seen:
-            raise ConfigError("SD-E162", f"{where}: two prompts have the id {row.prompt_id!r}")
-        seen.add(row.prompt_id)
+        for turn in range(len(row.turns)):
+            request_id = row.turn_id(turn)
+            if request_id in seen:
+                facts = {"fix": 'give each prompt a "prompt_id" of its own; turn 2 of a prompt "a" has the id "a/2"'}
+                raise ConfigError("SD-E162", f"{where}: two prompts have the id {request_id!r}", facts)
+            seen.add(request_id)

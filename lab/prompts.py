@@ -12,7 +12,7 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
 from specdec.sdk import ConfigError
 
-from .conversation import Exchange, Texts, turn_id
+from .conversation import Exchange, Texts
 from .dataset_files import PromptRow
 from .datasets import spread
 
@@ -57,7 +57,7 @@ def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine
     num_left_out = _lay_out_turns(chosen, asked, limit, params, engine, chat=chat)
     turns = [(row, turn, ids) for row in chosen for turn, ids in enumerate(asked[row.prompt_id])]
     prompts = tuple(
-        BenchPrompt(turn_id(row, turn), row.category, tuple(ids), params_of(row, params, number))
+        BenchPrompt(row.turn_id(turn), row.category, tuple(ids), params_of(row, params, number))
         for number, (row, turn, ids) in enumerate(turns)
     )
     return Chosen(prompts, len(rows) - len(fitting) + num_left_out)

@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -16,12 +15,14 @@ from pydantic import Field, model_validator
 
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.json_files import read_json_file
+from specdec.sdk.ranges import INT32_MAX
 
 from .monotone import end_slope, pooled
 
 MANIFEST = "manifest.json"
 SCHEMA: Final = "specdec.recording"
 SCHEMA_VERSION: Final = 1
+MOST_SECONDS = 1e6  # of a step
 WRITTEN = "name a folder that `specdec record ... -o FOLDER` has written"
 
 
@@ -35,8 +36,8 @@ class Cost(StrictModel):
     def _is_a_table(self) -> Self:
         if len(self.rows) != len(self.seconds) or any(b <= a for a, b in pairwise((0, *self.rows))):
             raise ValueError("a step's seconds are wanted for each number of rows, which ascend from 1")
-        if not all(isfinite(seconds) and seconds >= 0 for seconds in self.seconds):
-            raise ValueError("seconds are finite and not negative")
+        if not all(0 < seconds <= MOST_SECONDS for seconds in self.seconds) or max(self.rows, default=0) > INT32_MAX:
+            raise ValueError(f"seconds are above 0 and at most {MOST_SECONDS:.0f}, and rows at most {INT32_MAX}")
         return self
 
     @cached_property

@@ -22,7 +22,7 @@ from .session import RecordingSession
 from .settings import RecordSettings
 from .shards import pyarrow
 from .source import Ended, Source
-from .writer import RecordingWriter
+from .writer import RecordingWriter, require_folder
 
 TOKENIZER = "tokenizer"
 
@@ -61,10 +61,11 @@ def record(
 ) -> Recorded:
     """Record into a folder, or go on with what it holds of the same recording.
 
-    inside: who generates. Raises SpecdecError: SD-E243, SD-E247 and SD-E248 of the folder, and what a source or a
-    dataset raises.
+    inside: who generates. Raises SpecdecError: SD-E187, SD-E243, SD-E247 and SD-E248 of the folder, and what a source
+    or a dataset raises.
     """
     pyarrow()  # before a target is loaded
+    require_folder(folder)
     rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
     rows = spread(rows, settings.num_prompts)
     progress.stage("loading")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.sdk import ConfigError
 
-from ..conversation import Exchange, turn_id
+from ..conversation import Exchange
 from ..dataset_files import PromptRow
 from ..prompts import params_of
 from .reader import Recording
@@ -60,7 +60,7 @@ class RecordingSession:
             raise ConfigError("SD-E168", "no prompt of the dataset fits the model", facts)
 
     def _add(self, row: PromptRow, turn: int, number: int) -> None:
-        request_id = turn_id(row, turn)
+        request_id = row.turn_id(turn)
         if request_id in self._done:
             done = self._done[request_id]
             self._said[row.prompt_id].append(Exchange(done.prompt_token_ids, done.token_ids))

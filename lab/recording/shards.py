@@ -194,6 +194,8 @@ def _row(columns: Mapping[str, Any], index: int, top_m: int, form: str | None) -
         flat = _tensor(columns[name][index]).to(dtype)
         values[name] = flat.view(length, top_m) if top_m else flat.new_zeros(length, 0)
     _require_kinds(values)
+    if top_m:
+        _require_numbers(values)
     return RecordedRequest(**values, structured_outputs=None if form is None else _form(form))
 
 
@@ -212,6 +214,12 @@ def _require_kinds(values: Mapping[str, Any]) -> None:
     wrong += [name for name in TOKENS if not all(type(token) is int and token >= 0 for token in values[name])]
     if wrong:
         raise ValueError(f"{wrong[0]} of a request is of another kind")
+
+
+def _require_numbers(values: Mapping[str, Any]) -> None:
+    wrong = [name for name in ("top_logprobs", "token_logprobs", "tail_mass") if values[name].isnan().any()]
+    if wrong:
+        raise ValueError(f"{wrong[0]} of a request holds what is no number")
 
 
 def _tensor(cell: Any) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from .shards import HIDDEN, LOGITS, pyarrow, tensor_name, write_shard
 logger = logging.getLogger("specdec")
 
 SHARD_REQUESTS, SHARD_BYTES, SHARD_SECONDS = 256, 64 * 2**20, 30.0
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, None}  # None: of a library that says only a text
 FREE_TO_CHANGE = {"cost", "environment", "complete"}  # between a recording and what is added to it
 
 
@@ -31,7 +34,7 @@ class RecordingWriter:
 
         max_disk: most bytes of the folder. None means no limit.
 
-        Raises ConfigError: SD-E243 without pyarrow, SD-E247 if the folder holds something else, SD-E248.
+        Raises ConfigError: SD-E243 without pyarrow, SD-E187, SD-E247 if the folder holds something else, SD-E248.
         """
         pyarrow()
         self.folder, self.manifest, self._max_disk = folder, manifest, max_disk
@@ -81,7 +84,7 @@ class RecordingWriter:
         with self._naming_disk():
             self.folder.mkdir(parents=True, exist_ok=True)
             if any(self.folder.iterdir()):
-                raise self._other("the folder holds other files")
+                raise _another(self.folder, "the folder holds other files")
             self.manifest.write(self.folder)
 
     def _go_on(self) -> None:
@@ -89,21 +92,13 @@ class RecordingWriter:
         before, now = (each.model_dump(mode="json", exclude=FREE_TO_CHANGE) for each in (there.manifest, self.manifest))
         differing = sorted(key for key in now if now[key] != before[key])
         if differing:
-            raise self._other(f"it was recorded with another {', '.join(differing)}")
+            raise _another(self.folder, f"it was recorded with another {', '.join(differing)}")
         for path in there.torn():
             path.unlink()
             logger.warning("SD-W243 %s was torn when recording stopped; it is dropped and its requests run again", path)
         self.manifest = self.manifest.replace(cost=there.manifest.cost, complete=there.manifest.complete)
         self.done = frozenset(there.request_ids)
         self._next, self.num_bytes = there.next_shard, there.num_bytes
-
-    def _other(self, found: str) -> ConfigError:
-        facts = {
-            "found": found,
-            "looked in": self.folder.absolute(),
-            "fix": "name another folder, or the same settings",
-        }
-        return ConfigError("SD-E247", f"{str(self.folder)!r} is not the recording to go on with", facts)
 
     def _full(self, because: str) -> ConfigError:
         facts = {
@@ -118,4 +113,40 @@ class RecordingWriter:
         try:
             yield
         except OSError as error:
-            raise self._full(error.strerror or str(error)) from error
+            full = error.errno in NO_ROOM
+            raise (self._full(error.strerror or str(error)) if full else _unwritable(self.folder, error)) from error
+
+
+def require_folder(folder: Path) -> None:
+    """Raise, before a target is loaded, if a folder can hold no recording.
+
+    Raises ConfigError: SD-E187 for what is no folder or cannot be written, SD-E247 if it holds something else.
+    """
+    try:
+        nearest = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
+        if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
+            raise _another(folder, "the folder holds other files")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _another(folder: Path, found: str) -> ConfigError:
+    facts = {
+        "found": found,
+        "looked in": folder.absolute(),
+        "fix": "name another folder, or the same settings",
+    }
+    return ConfigError("SD-E247", f"{str(folder)!r} is not the recording to go on with", facts)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    facts = {
+        "because": error.strerror or str(error),
+        "found at": error.filename or folder.absolute(),
+        "fix": "name a folder that may be made and written",
+    }
+    return ConfigError("SD-E187", f"cannot write to {str(folder)!r}", facts)

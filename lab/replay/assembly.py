@@ -162,9 +162,15 @@ def _directory(recording: Recording, target: TargetInfo, model: str | Path | Non
 
 
 def tokenizer_of(recording: Recording) -> Any:
-    """The tokenizer that lies in the recording, or None."""
+    """The tokenizer that lies in the recording, or None. Raises ConfigError SD-E244 if it cannot be read."""
     folder = recording.folder / TOKENIZER
-    return AutoTokenizer.from_pretrained(folder) if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # whatever a damaged file makes the library raise
+        because = f"the folder {TOKENIZER} is damaged: {error}"
+        raise not_a_recording(recording.folder, because, "record again into another folder") from error
 
 
 def _refuse_reading_of_target(loaded: LoadedProposer) -> None:

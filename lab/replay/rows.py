@@ -117,7 +117,7 @@ def recorded_cell(recording: Recording) -> dict[str, Any]:
             "device": manifest.target.get("device"),
             "top_m": manifest.top_m,
             "hidden_states": list(manifest.hidden_states),
-            **manifest.dataset,
+            **{"dataset_name": "recording"} | manifest.dataset,
             "sampling": manifest.sampling,
         },
         "environment": manifest.environment,

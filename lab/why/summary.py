@@ -16,6 +16,7 @@ LENGTH_EDGES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 
 NUM_CONTEXTS = 20
 CONTEXT_TOKENS = 3  # that two places have in common to be the same context
 SHOWN_TOKENS = 24
+RANGES = {"position", "entropy", "context_length"}  # kinds that are numbers or ranges of them
 
 
 @dataclass
@@ -57,7 +58,7 @@ def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str,
         "token_class": lambda trial: token_class(texts.get(str(trial.target_token_id))),
     }
     return {
-        "summary": {name: _tallies(trials, key) for name, key in keys.items()},
+        "summary": {name: _tallies(trials, key, ordered=name in RANGES) for name, key in keys.items()},
         "losses": _losses(trials),
         "trees": _trees(misses),
         "ranks": _ranks(misses),
@@ -66,23 +67,21 @@ def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str,
     }
 
 
-def _tallies(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[str, Any]:
-    """Tally the trials by kind. Kinds that have an order follow it; others come as they are met."""
+def _tallies(trials: Iterable[Trial], key: Callable[[Trial], Any], *, ordered: bool) -> dict[str, Any]:
+    """Tally the trials by kind. ordered: kinds are ranges and follow their order; others come as they are met."""
     tallies: defaultdict[Any, Tally] = defaultdict(Tally)
     for trial in trials:
         tallies[key(trial)].record(trial)
-    ordered = sorted(tallies, key=_order) if all(_order(each) is not None for each in tallies) else list(tallies)
-    return {str(each): tallies[each].facts() for each in ordered}
+    return {str(each): tallies[each].facts() for each in (sorted(tallies, key=_order) if ordered else tallies)}
 
 
-def _order(kind: Any) -> Any:
-    """Ranges by their lower end; unknown last. None for names."""
+def _order(kind: int | str) -> float:
+    """Ranges by their lower end; unknown last."""
     if isinstance(kind, int):
         return kind
-    head = str(kind).partition("-")[0].removeprefix(">= ").removeprefix("< ")
-    if str(kind).startswith("< "):
+    if kind.startswith("< "):
         return -1.0
-    return float("inf") if kind == "unknown" else float(head) if head.replace(".", "", 1).isdigit() else None
+    return float("inf") if kind == "unknown" else float(kind.partition("-")[0].removeprefix(">= "))
 
 
 def _entropy_bin(trial: Trial) -> str:

@@ -54,6 +54,8 @@ def test_no_plugins_does_not_keep_a_target_from_being_recorded(tmp_path):
         (("record", "tiny", "-o", "{folder}", "--output-len", 9, "--num-prompts", 1), 2, "SD-E247"),
         (("record", "tiny", "-o", "x", "--hidden-states", "two"), 2, "layers are numbers"),
         (("replay", "{folder}"), 2, "SD-E251"),
+        (("record", "tiny", "-o", "x", "--max-disk", "inf"), 2, "--max-disk takes a number"),
+        (("record", "no-such-model", "-o", "{folder}/manifest.json"), 2, "SD-E187"),
     ],
 )
 def test_errors_have_their_exit_code_and_name_what_to_do(folder, arguments, exit_code, named):

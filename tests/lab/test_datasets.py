@@ -200,3 +200,18 @@ def test_a_row_in_no_form_is_named_with_the_forms(tmp_path, row, named):
         load_dataset("custom", path)
     assert raised.value.code == "SD-E162"
     assert '{"prompt_token_ids": [1, 2]}' in raised.value.facts["fix"]
+
+
+def test_ids_that_later_turns_repeat_are_refused(tmp_path):
+    path = tmp_path / "own.jsonl"
+    rows = [{"prompt_id": "a", "turns": ["one", "two"]}, {"prompt_id": "a/2", "prompt": "three"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="two prompts have the id 'a/2'") as raised:
+        load_dataset("custom", path)
+    assert raised.value.code == "SD-E162"
+
+
+def test_only_a_line_feed_ends_a_prompt(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("one\x0cpage\r\ntwo\u2028lines\n\n".encode())
+    assert [row.prompt for row in read_prompts(path)] == ["one\x0cpage", "two\u2028lines"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Cost, Manifest, RecordedRequest, Recording, RecordingWriter
+from specdec.lab.replay.rows import recorded_cell
 from specdec.lab.replay.run import replay
 from specdec.sdk import ConfigError, SpecdecError
 
@@ -205,3 +207,34 @@ def test_a_key_with_the_name_of_an_argument_is_a_key_like_any_other(key, folder)
     values = json.loads((folder / "manifest.json").read_text()) | {key: 1}
     (folder / "manifest.json").write_text(json.dumps(values))
     assert refusal(folder) == "SD-E131"
+
+
+@pytest.mark.parametrize("cost", [{"rows": [1], "seconds": [0.0]}, {"rows": [1], "seconds": [1e308]},
+                                  {"rows": [10**400], "seconds": [1.0]}])  # fmt: skip
+def test_a_cost_that_no_step_has_is_refused(cost, folder):
+    values = json.loads((folder / "manifest.json").read_text()) | {"cost": cost}
+    (folder / "manifest.json").write_text(json.dumps(values))
+    assert refusal(folder) == "SD-E132"
+
+
+def test_a_damaged_tokenizer_is_found(folder):
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"(?s)SD-E244.*the folder tokenizer is damaged"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["top_logprobs", "token_logprobs", "tail_mass"])
+def test_probabilities_that_are_no_numbers_are_found(tmp_path, name):
+    whole = request(0)
+    holed = getattr(whole, name).clone()
+    holed.view(-1)[1] = torch.nan
+    writer = RecordingWriter(tmp_path / "x", MANIFEST)
+    writer.add(replace(whole, **{name: holed}), torch.rand(11, 16), torch.rand(6, 11))
+    writer.finish()
+    with pytest.raises(ConfigError, match=rf"SD-E244.*\n.*{name} of a request holds what is no number"):
+        read(tmp_path / "x")
+
+
+def test_a_recording_that_does_not_say_its_dataset_is_named_recording(folder):
+    assert recorded_cell(Recording.open(folder))["configuration"]["dataset_name"] == "recording"

@@ -294,3 +294,36 @@ def test_a_recording_with_the_cost_of_steps_says_what_rows_cost(tmp_path):
     cost = Recording.open(tmp_path / "x").manifest.cost
     assert {1, 2, 3, 5, 9, 17} <= set(cost.rows)
     assert all(seconds > 0 for seconds in cost.seconds)
+
+
+class NeverLoaded:
+    """A source that must not be made."""
+
+    def __init__(self, *arguments):
+        raise AssertionError("the target was loaded")
+
+
+@pytest.mark.parametrize(("name", "code"), [("file", "SD-E187"), ("file/x", "SD-E187"), ("others", "SD-E247")])
+def test_a_folder_that_cannot_hold_a_recording_is_refused_before_the_target_is_loaded(tmp_path, name, code):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match=r"because|holds other files") as raised:
+        record(settings(), PluginSettings(), tmp_path / name, Quiet(), NeverLoaded)
+    assert raised.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EDQUOT, "SD-E248"), (errno.EIO, "SD-E248"), (errno.EACCES, "SD-E187")]
+)
+def test_only_a_disk_without_room_is_said_to_have_none(tmp_path, monkeypatch, number, code):
+    recorder = RecordingWriter(tmp_path / "x", MANIFEST)
+
+    def refuses(tensors, path):
+        raise OSError(number, "as the system says")
+
+    monkeypatch.setattr(shards, "save_file", refuses)
+    recorder.add(a_request(0), torch.rand(3, 8))
+    with pytest.raises(ConfigError, match="as the system says") as raised:
+        recorder.flush()
+    assert raised.value.code == code

@@ -172,3 +172,11 @@ def test_a_recording_without_probabilities_is_refused(recorded, tmp_path):
     manifest.write(tmp_path / "x")
     with pytest.raises(ConfigError, match="SD-E257"):
         why(tmp_path / "x", {"method": "suffix"})
+
+
+def test_only_ranges_are_ordered_as_numbers():
+    """A superscript two counts as a digit, and is no number that Python reads."""
+    facts = why_facts([traced(category=name) for name in ("²", "10", "2")], {})["summary"]
+    assert list(facts["category"]) == ["²", "10", "2"]
+    assert list(facts["position"]) == ["1", "2"]
+    assert list(facts["entropy"])[-1] == "unknown"
