@@ -21,6 +21,7 @@ import torch
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.engine import Engine
+from specdec.core.host import parts_of
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
 from specdec.lab.recording.cost import measure_cost
@@ -85,7 +86,7 @@ def with_cost_of_now(recording):
     settings, asked = SETTINGS.replace(enable_profiling=True), {"method": TAP, "num_speculative_tokens": MOST_DRAFTS}
     with closing(Engine(settings, asked)) as engine:
         prompts = [request.prompt_token_ids for request in recording]
-        cost = measure_cost(engine, engine.parts.host.proposer, prompts)
+        cost = measure_cost(engine, parts_of(engine).host.proposer, prompts)
     return replace(recording, manifest=recording.manifest.replace(cost=cost))
 
 

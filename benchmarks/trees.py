@@ -169,7 +169,7 @@ def acceptance(setting: Setting, prompts: Tensor, num_draws: int) -> dict[str, f
     """Tokens per verification of the first draft after each prompt."""
     llm = LLM("tiny", speculative_config=setting.config, max_num_seqs=BATCH, num_threads=1, max_model_len=256)
     watched = FirstDrafts(together=setting.rule == "block")
-    parts_of(llm).runner._rule = watched
+    parts_of(llm.engine).runner._rule = watched
     engine = llm.engine
     for draw in range(num_draws if setting.temperature else 1):
         for first in range(0, len(prompts), BATCH):

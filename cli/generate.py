@@ -200,7 +200,7 @@ class _Job:
         from specdec.core.host import parts_of
         from specdec.lab.equality import compare
 
-        assert parts_of(plain).host is None, "outputs are compared with plain decoding's"
+        assert parts_of(plain.engine).host is None, "outputs are compared with plain decoding's"
         expected = self._stream(plain, None)
         self.differences = compare(
             self._llm.engine,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.core.engine.engine import Engine
+from specdec.core.host import parts_of
 from specdec.core.request.chat import encode_chat
 from specdec.core.request.prompts import encode
 
@@ -33,7 +34,7 @@ class Texts:
     @classmethod
     def of(cls, engine: Engine) -> Texts:
         """The texts of our engine's target."""
-        return cls(engine.tokenizer, engine.parts.eos_token_ids)
+        return cls(engine.tokenizer, parts_of(engine).eos_token_ids)
 
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
         """A prompt's token ids, as they are or as the first message of a conversation. Raises RequestError."""

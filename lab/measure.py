@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from specdec.core.engine.engine import Engine
+from specdec.core.host import parts_of
 from specdec.core.request.metrics import RequestMetrics
 from specdec.core.request.request import Committed, Request
 from specdec.core.request.verified_tree import VerifiedTree
@@ -79,7 +80,7 @@ class TimedEngine:
     def forget(self) -> None:
         """Start anew if the proposer keeps what it learns across requests: repeats must not help each other."""
         self.engine.reset_prefix_cache()
-        host = self.engine.parts.host
+        host = parts_of(self.engine).host
         if host is not None and host.needs.state == "shared":
             self.engine.close()
             self.engine = self._build()

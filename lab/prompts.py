@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
+from specdec.core.host import parts_of
 from specdec.sdk import ConfigError
 
 from .conversation import Exchange, Texts
@@ -42,7 +43,7 @@ def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine
     that is measured gets the same. The seed of prompt i is `params.seed` + i. Raises ConfigError SD-E168 if no prompt
     fits.
     """
-    longest = engine.parts.info.max_model_len
+    longest = parts_of(engine).info.max_model_len
     limit, texts = longest - params.max_tokens, Texts.of(engine)
     first = {row.prompt_id: texts.turn(row, (), chat=chat) for row in rows}
     fitting = [row for row in rows if len(first[row.prompt_id]) <= limit]

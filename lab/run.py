@@ -15,6 +15,7 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.engine.verifier_checkpoint import with_verifier
+from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.proposer_state import as_path, has_state
@@ -160,7 +161,7 @@ def _engines(
     if not settings.runs_plain_beside:
         return engine, None
     plain = start(None)
-    assert plain.engine.parts.host is None, "outputs and times are compared with plain decoding's"
+    assert parts_of(plain.engine).host is None, "outputs and times are compared with plain decoding's"
     return engine, plain
 
 
@@ -178,7 +179,7 @@ def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSetti
 
 def own_figures(engine: Engine) -> dict[str, float]:
     """What the proposer publishes of itself, since its engine was built."""
-    host = engine.parts.host
+    host = parts_of(engine).host
     engine.get_metrics()
     return dict(host.own_metrics) if host else {}
 
@@ -189,7 +190,7 @@ SAID_ELSEWHERE = {"model", "dtype", "device", "max_model_len", "max_num_seqs", "
 
 def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     """The settings that a result names beside the proposer, and what the engine made of them."""
-    info = engine.parts.info
+    info = parts_of(engine).info
     return {
         "model": str(settings.engine.model),
         "dtype": info.dtype,
@@ -207,7 +208,7 @@ def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -
 
 def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, Any]:
     """Which proposer the engine has, and its settings with the draft length that it came to."""
-    host = engine.parts.host
+    host = parts_of(engine).host
     if host is None:
         return {"proposer": None, "speculative_config": None, "source_sha256": None}
     settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.loaded.config.num_draft_tokens)
@@ -220,7 +221,7 @@ def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, A
 
 def environment_facts(engine: Engine) -> dict[str, Any]:
     """The machine, and the threads that the engine uses."""
-    parts = engine.parts
+    parts = parts_of(engine)
     return environment(parts.target.device) | {"threads": parts.threads.count}
 
 

@@ -52,7 +52,7 @@ def _sweep(run: Run, sampling: str, params: dict[str, Any]) -> None:
 
 def _put(run: Run, llm: LLM, what: str, batch: int, params: dict[str, Any]) -> float:
     """Median seconds of a step's drafting."""
-    progress = parts_of(llm).runner.progress
+    progress = parts_of(llm.engine).runner.progress
     plain, taken = progress.propose, []
 
     def timed(*args: Any, **kwargs: Any) -> None:

@@ -125,7 +125,7 @@ def _generate_there(model: LlamaForCausalLM, ids: torch.Tensor, length: int) -> 
 
 def _overhead(run: Run, name: str, llm: LLM) -> None:
     """What a step at batch 1 takes beyond the target's pass, and how much longer the slowest is than the median."""
-    runner = parts_of(llm).runner
+    runner = parts_of(llm.engine).runner
     target = runner._target
     runner._target = timed = TimedTarget(run, target)
     steps = run.steps(llm, name, 1)

@@ -59,9 +59,9 @@ class Parts:
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
-def parts_of(llm: Any) -> Parts:
-    """What an `LLM` is made of. For adapters, the conformance kit and benchmarks: users are promised none of it."""
-    parts: Parts = llm.engine.parts
+def parts_of(engine: Any) -> Parts:
+    """What an `Engine` is made of. For the lab, the conformance kit and benchmarks: users are promised none of it."""
+    parts: Parts = engine.parts
     return parts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,44 +13,6 @@ from specdec.sdk.types import TargetInfo
 from ..config.engine_config import EngineConfig
 from ..device_memory import CudaMemory, free_memory, spare_memory
 from ..model.target import TargetModel
-
-if TYPE_CHECKING:
-    from .plan import Plan
-
-
-def num_kv_blocks(plan: Plan, target: TargetModel) -> int:
-    """The number asked for; else what all rows can use, within the memory that is given or left. Draft KV and states
-    are included.
-    """
-    config = plan.config
-    states = _state_bytes(config, target, plan.width)
-    usable = config.max_num_seqs * -(-(plan.info.max_model_len + plan.lookahead) // config.block_size)
-    per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
-    per_block += plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
-    per_block = max(per_block, 1)  # layers that keep a state alone have nothing in blocks
-    if config.num_kv_blocks is not None:
-        require_memory("num_kv_blocks", config.num_kv_blocks, per_block, target.device)
-        return config.num_kv_blocks
-    if config.kv_cache_memory_gib is not None:
-        budget = int(config.kv_cache_memory_gib * 2**30)
-    else:
-        budget = plan.profile.kv_budget(config, target, plan.num_captured_tokens) - states
-    affordable = budget // per_block
-    if affordable < 1:
-        facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
-        raise ConfigError("SD-E150", "the KV cache budget does not hold one block", facts)
-    if config.kv_cache_memory_gib is not None:
-        require_memory("blocks in kv_cache_memory_gib", min(usable, affordable), per_block, target.device)
-    return min(usable, affordable)
-
-
-def _state_bytes(config: EngineConfig, target: TargetModel, num_drafts: int) -> int:
-    """What the layers that keep a state take for all rows, nobody's included. Raises ConfigError SD-E178."""
-    if target.mixers is None:
-        return 0
-    per_row = sum(layout.bytes_per_row(num_drafts) for layout in target.mixers.layouts)
-    require_memory("max_num_seqs with a state each", config.max_num_seqs, per_row, target.device)
-    return (config.max_num_seqs + 1) * per_row
 
 
 def require_memory(what: str, count: int, bytes_each: int, device: torch.device) -> None:

@@ -10,11 +10,11 @@ from .attribution import is_complete as is_complete
 from .catalog import CLASS_PATH_METHOD as CLASS_PATH_METHOD
 from .catalog import Registry as Registry
 from .catalog import ResolvedProposer as ResolvedProposer
-from .checkpoint import Recogniser as Recogniser
 from .discovery import PluginEntry as PluginEntry
 from .discovery import PluginSettings as PluginSettings
 from .hooks import HookPlugins as HookPlugins
 from .hooks import Observers as Observers
+from .hooks import Offer as Offer
 from .hooks import load_hooks as load_hooks
 from .load import LoadedProposer as LoadedProposer
 from .load import construct as construct

@@ -10,10 +10,10 @@ from specdec.sdk.errors import PluginId, PluginLoadError, did_you_mean
 from specdec.sdk.packaged import packaged
 
 from ..config.speculative_config import SpeculativeConfig
-from .checkpoint import Recogniser, recognise
+from .checkpoint import recognise
 from .class_path import WITH_COLON, class_path, unregistered
 from .discovery import PluginEntry, PluginSettings, noun_of, read_entry_points, with_status
-from .hooks import HookPlugins
+from .hooks import HookPlugins, Offer
 from .importing import import_target
 
 CLASS_PATH_METHOD = "custom_class"
@@ -35,7 +35,7 @@ class Registry:
     """All rows. Reading them imports no plugin; resolving imports the one that was named."""
 
     entries: tuple[PluginEntry, ...]
-    recognisers: tuple[Recogniser, ...] = ()
+    recognisers: tuple[Offer, ...] = ()
     hooks: HookPlugins = field(default_factory=HookPlugins)
 
     @classmethod

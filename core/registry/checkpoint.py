@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError
 
 from .attribution import attributing
 
+if TYPE_CHECKING:
+    from .hooks import Offer
+
 TELLING_KEYS = ("model_type", "architectures", "speculators_model_type")
 
 
-@dataclass(frozen=True)
-class Recogniser:
-    """A plugin's statement of which checkpoints a proposer is for."""
-
-    proposer: str
-    recognises: Callable[[Checkpoint], bool]
-    plugin: PluginId  # who made the statement
-
-
-def recognise(checkpoint: Checkpoint, recognisers: tuple[Recogniser, ...]) -> str:
-    """The name of the one proposer that the checkpoint is for.
+def recognise(checkpoint: Checkpoint, recognisers: Sequence[Offer]) -> str:
+    """The name of the one proposer that the checkpoint is for. recognisers: `register_speculator_config`'s offers.
 
     Raises PluginLoadError: SD-E107 if none or more than one claims it, SD-E108 if a recogniser raised.
     """
     claims: dict[str, PluginId] = {}
-    for recogniser in recognisers:
+    for offer in recognisers:
         doing = f'reading the checkpoint "{checkpoint.directory}", plugin'
-        with attributing("SD-E108", doing, recogniser.plugin, SpecdecError):
-            if recogniser.recognises(checkpoint):
-                claims[recogniser.proposer] = recogniser.plugin
+        with attributing("SD-E108", doing, offer.plugin, SpecdecError):
+            if offer.value(checkpoint):
+                claims[offer.name] = offer.plugin
     if len(claims) == 1:
         return next(iter(claims))
-    asked = ", ".join(dict.fromkeys(item.proposer for item in recognisers))
+    asked = ", ".join(dict.fromkeys(offer.name for offer in recognisers))
     config = checkpoint.config
     told = {key: config[key] for key in TELLING_KEYS if key in config}
     facts = {

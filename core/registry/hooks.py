@@ -14,7 +14,6 @@ from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, did_you_
 from specdec.sdk.hooks import PROJECT_NAME, HookSpecs
 
 from .attribution import attributing, author_frame, describe
-from .checkpoint import Recogniser
 from .discovery import TARGET, PluginEntry, PluginSettings, discover
 from .importing import import_target
 
@@ -70,9 +69,9 @@ class HookPlugins:
         """Those without an entry point. Raises PluginLoadError SD-E118 if a hook fails."""
         return tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
 
-    def recognisers(self) -> tuple[Recogniser, ...]:
+    def recognisers(self) -> tuple[Offer, ...]:
         """Who says which checkpoints a proposer is for. Raises PluginLoadError SD-E118 if a hook fails."""
-        return tuple(_offered_recogniser(offer) for offer in self.offers("register_speculator_config"))
+        return tuple(_checked_recogniser(offer) for offer in self.offers("register_speculator_config"))
 
     def adapted(self, candidate: Any) -> Any:
         """A proposer around a class for another engine; anything else comes back."""
@@ -200,12 +199,12 @@ def _offered_proposer(offer: Offer) -> PluginEntry:
     )
 
 
-def _offered_recogniser(offer: Offer) -> Recogniser:
+def _checked_recogniser(offer: Offer) -> Offer:
     if not callable(offer.value):
         facts = {"expected": "callable(Checkpoint) -> bool", "found": repr(offer.value)}
         summary = f'what recognises checkpoints of "{offer.name}" cannot be called'
         raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
-    return Recogniser(offer.name, offer.value, offer.plugin)
+    return offer
 
 
 def _checked_target(target: Any, plugin: PluginId) -> str:

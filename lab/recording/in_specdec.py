@@ -8,6 +8,7 @@ from typing import Any
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine, finish_reason_of
+from specdec.core.host import parts_of
 from specdec.core.registry import PluginSettings
 from specdec.core.request.request import Request
 
@@ -32,7 +33,7 @@ class EngineSource:
         tap = {"method": TAP, "num_speculative_tokens": MOST_DRAFTS}
         tap["proposer_config"] = {"hidden_states": settings.hidden_states}
         self._engine = Engine(settings.engine.replace(enable_profiling=True), tap, plugins)
-        self._parts = self._engine.parts
+        self._parts = parts_of(self._engine)
         self._listener = ProbabilityTap(settings.top_m, settings.full_logits)
         self._parts.hooks.add(self._listener, "record")
         assert self._parts.host is not None, "the tap is a proposer"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
@@ -114,7 +115,7 @@ def replay(
                 engine.add_request(list(request.prompt_token_ids), params, request.request_id)
             running.until_done()
         seconds = time.perf_counter() - start
-        host, expected = engine.parts.host, engine.playback.expected
+        host, expected = parts_of(engine).host, engine.playback.expected
         return Replayed(
             proposer=str(host.plugin) if host else None,
             target=host.plugin.target if host else None,
@@ -138,10 +139,10 @@ class _Running:
 
     def __init__(self, engine: ReplayEngine) -> None:
         self._engine = engine
-        self._drafts = engine.parts.host is not None
+        self._drafts = parts_of(engine).host is not None
         self.clock = ProposeClock(engine.metrics.seconds)
         if self._drafts:
-            engine.parts.hooks.add(self.clock, "the clock of a replay")
+            parts_of(engine).hooks.add(self.clock, "the clock of a replay")
         self.steps: list[ReplayedStep] = []
         self.outputs: dict[str, tuple[int, ...]] = {}
         self.rows: list[int] = []

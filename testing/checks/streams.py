@@ -57,7 +57,7 @@ def _drafts(subject: Subject, *, late: bool) -> Seen:
 @contextmanager
 def _watched(llm: LLM, *, late: bool) -> Iterator[list[torch.Tensor]]:
     """The numbers of each draft, copied on the current stream at once. late: tensors of views get their values late."""
-    host: Any = parts_of(llm).host
+    host: Any = parts_of(llm.engine).host
     seen: list[torch.Tensor] = []
     draft = host.draft
 

@@ -28,7 +28,7 @@ class Refused:
     """Counts drafts that the grammar of their request refuses, by grammars of its own."""
 
     def __init__(self, llm):
-        parts = parts_of(llm)
+        parts = parts_of(llm.engine)
         self.count, self._grammars, self._vocab_size = 0, parts.grammars, parts.info.vocab_size
         self._vocabulary = Vocabulary(parts.tokenizer, parts.info.vocab_size, parts.eos_token_ids)
         self._followed = {}

@@ -325,7 +325,7 @@ def test_a_proposer_reads_what_is_allowed_and_forced():
         llm.generate(["x", "y"], [asked, SamplingParams(max_tokens=4)])
         seen = Reads.seen
     assert seen
-    assert all(some and not none and shape == (parts_of(llm).info.vocab_size,) for some, none, _, shape in seen)
+    assert all(some and not none and shape == (parts_of(llm.engine).info.vocab_size,) for some, none, _, shape in seen)
 
 
 @pytest.fixture(scope="module")
@@ -417,4 +417,4 @@ def test_requests_that_are_aborted_or_left_out_hold_nothing():
         engine.step()
         engine.abort(names[1])
         run(engine)
-        assert all(parts_of(llm).grammars.of(name) is None for name in names)
+        assert all(parts_of(llm.engine).grammars.of(name) is None for name in names)

@@ -33,7 +33,7 @@ def test_there_are_sixty_and_each_has_a_schema_that_its_prompt_shows():
 
 def test_every_schema_can_be_compiled(llm):
     rows = load_dataset("tools", None)
-    grammars = parts_of(llm).grammars
+    grammars = parts_of(llm.engine).grammars
     assert all(grammars.start(row.structured_outputs, row.prompt_id) is not None for row in rows[::5])
 
 

@@ -7,9 +7,9 @@ import pytest
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import (
     HookPlugins,
+    Offer,
     PluginEntry,
     PluginSettings,
-    Recogniser,
     Registry,
 )
 from specdec.core.registry.class_path import unregistered
@@ -252,7 +252,7 @@ def is_odd(checkpoint):
 
 
 def recogniser(name, recognises=is_odd):
-    return Recogniser(name, recognises, PluginId("hooks", "h_mod", "dist-h", "1.0"))
+    return Offer(PluginId("hooks", "h_mod", "dist-h", "1.0"), name, recognises)
 
 
 def test_checkpoint_says_which_proposer_it_is_for(install, write_module, checkpoint):
