@@ -71,10 +71,10 @@ class WatchedHost(ProposerHost):
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
         before = Snapshot(step)
-        lent = _lent(step) if self.spoils else step
-        checked = super().draft(watched(lent, self._uses.reads), budgets)
+        copied = _copied(step) if self.spoils else step
+        checked = super().draft(watched(copied, self._uses.reads), budgets)
         if self.spoils:
-            _spoil(lent)
+            _spoil(copied)
         self.shown = Shown(
             f"step {self._number} of seed {self._seed}, requests {_some(step.request_ids)}",
             step,
@@ -97,7 +97,7 @@ class WatchedHost(ProposerHost):
         """Do nothing: no target runs whose time drafts could save."""
 
 
-def _lent(step: StepView) -> StepView:
+def _copied(step: StepView) -> StepView:
     """The same step, with copies of what its pass computed."""
     kept = step.kept
     copies: dict[str, Any] = {name: each.clone() for name, each in vars(kept).items() if isinstance(each, Tensor)}

@@ -31,7 +31,7 @@ NULL_BLOCK = 0
 
 
 class InertMetadataBuilder(CacheOnlyAttentionMetadataBuilder):  # type: ignore[misc]
-    """Of layers that no graph runs. vLLM gives the target the kinds of graphs that all layers support."""
+    """Supports every kind of graph. vLLM gives the target the kinds that all layers support, and no graph runs these."""
 
     _cudagraph_support = AttentionCGSupport.ALWAYS
 

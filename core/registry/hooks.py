@@ -66,7 +66,7 @@ class HookPlugins:
         self.observers: Observers = self.relay
 
     def proposers(self) -> tuple[PluginEntry, ...]:
-        """Those without an entry point. Raises PluginLoadError SD-E118 if a hook fails."""
+        """Load those without an entry point. Raises PluginLoadError SD-E118 if a hook fails."""
         return tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
 
     def recognisers(self) -> tuple[Offer, ...]:
