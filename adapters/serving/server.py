@@ -30,7 +30,6 @@ from specdec.sdk.wire import (
     End,
     Failed,
     Hello,
-    Refused,
     Returned,
     Start,
     ToClient,
@@ -38,7 +37,7 @@ from specdec.sdk.wire import (
     Unknown,
     Welcome,
     as_failed,
-    as_texts,
+    as_refused,
     at_server,
     encode,
 )
@@ -47,6 +46,7 @@ from .door import Door
 from .drawing import drawings_of
 from .hosted import Hosted
 from .sessions import ClientId, Limits, Session, Sessions
+from .told_options import NOT_TAKEN
 
 logger = logging.getLogger("specdec")
 
@@ -161,7 +161,7 @@ class Server:
         elif isinstance(said, Call):
             return self._called(said)
         elif isinstance(said, Start):
-            self._hosted.start(session.name_of(said.request_id), said)
+            return self._started(session, said)
         elif isinstance(said, End):
             self._hosted.end(session.name_of(said.request_id), said)
         return None
@@ -199,6 +199,17 @@ class Server:
         answer: type[Drafts] = DrawnDrafts if drawings else Drafts
         return answer(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
 
+    def _started(self, session: Session, start: Start) -> Failed | None:
+        """Take a request in. What the proposer is not told of it concerns no other request of the client."""
+        try:
+            self._hosted.start(session.name_of(start.request_id), start)
+        except RequestError as error:
+            if error.code != NOT_TAKEN:
+                raise
+            logger.warning("%s\n  client  %s", error, session.label)
+            return as_failed(error, request_id=start.request_id)
+        return None
+
     def _called(self, call: Call) -> Returned | Failed:
         if call.method == "metrics":
             return Returned(call.number, self._hosted.figures())
@@ -214,7 +225,7 @@ class Server:
         """The client goes; what it sends from now on is answered with Unknown."""
         session = self._sessions.close(client)
         logger.warning("%s\n  client  %s", error, session.label if session else "has not said hello")
-        self._send(client, Refused(error.code, error.summary, as_texts(error)))
+        self._send(client, as_refused(error))
 
     def _send(self, client: ClientId, answer: ToClient) -> None:
         try:
