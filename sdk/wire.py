@@ -31,6 +31,8 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 """Neither side reads a longer message: a prompt of half a million tokens fits."""
 
 MOST_ROWS = 4096
+MOST_TOKENS = 2**20
+"""Of a prompt, or of a row."""
 MOST_DRAFTS = 4096
 MOST_UNIFORMS = 1024
 """Of a row: K, or the nodes of a tree."""
@@ -43,7 +45,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
 Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-Tokens = Annotated[list[Token], Meta(max_length=2**20)]
+Tokens = Annotated[list[Token], Meta(max_length=MOST_TOKENS)]
 
 
 Method = Literal["metrics", "save", "load", "update_weights"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -80,6 +81,7 @@ class Server:
         key: who has none that fits is not let in. None means that nothing is encrypted.
         """
         require_private(address, has_key=key is not None)
+        _require_free(address)
         self._hosted = hosted
         self._limits = limits
         self._keeps_state = keeps_state
@@ -244,6 +246,23 @@ class Server:
                 logger.warning("%s", error)
 
 
+def _require_free(address: str) -> None:
+    """Raise ConfigError SD-E333 where a server answers: libzmq would take its file away without a word."""
+    path = address.removeprefix("ipc://")
+    if path == address:
+        return
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(path)
+        except BlockingIOError:  # there is one, and others wait for it
+            pass
+        except OSError:
+            return
+    facts = {"because": "a server answers there already", "fix": "another file, or end that server first"}
+    raise ConfigError("SD-E333", f"{address!r} cannot be listened to", facts)
+
+
 @contextmanager
 def _files_of_owner() -> Iterator[None]:
     """Sockets that are made inside are their owner's alone."""
@@ -256,11 +275,19 @@ def _files_of_owner() -> Iterator[None]:
 
 @contextmanager
 def told_to_end() -> Iterator[int]:
-    """A file descriptor that can be read once SIGTERM or SIGINT has come. In the main thread alone."""
+    """A file descriptor that can be read once SIGTERM or SIGINT has come. In the main thread alone.
+
+    A process that the proposer forks has the handler too. There the signal does what it does without one.
+    """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    server = os.getpid()
 
     def tell(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != server:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         with suppress(BlockingIOError):
             os.write(writing, b"!")
 
