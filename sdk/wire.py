@@ -31,15 +31,21 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 """Neither side reads a longer message: a prompt of half a million tokens fits."""
 
 MOST_ROWS = 4096
+MOST_TOKENS = 2**20
+"""Of a prompt, or of a row."""
 MOST_DRAFTS = 4096
 MOST_UNIFORMS = 1024
 """Of a row: K, or the nodes of a tree."""
 
-Name = Annotated[str, Meta(min_length=1, max_length=512)]
-Text = Annotated[str, Meta(max_length=20_000)]
+MOST_NAME = 512
+MOST_TEXT = 20_000
+"""Characters."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
+Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-Tokens = Annotated[list[Token], Meta(max_length=2**20)]
+Tokens = Annotated[list[Token], Meta(max_length=MOST_TOKENS)]
 
 
 Method = Literal["metrics", "save", "load", "update_weights"]
@@ -223,6 +229,7 @@ class Failed(Message, tag=10):
     proposer: tuple[Name, Name, Text, Text] | None = None  # name, class path, distribution, version
     kind: Name = "ProposerError"  # the class in specdec.sdk.errors
     traceback: Text = ""
+    request_id: Text = ""  # of a request that the server does not take; empty: the error is no request's
 
 
 class Call(Message, tag=11):
@@ -260,13 +267,14 @@ class TheirTracebackError(Exception):
         return f"\n\n{self.args[0].rstrip()}\n"
 
 
-def as_failed(error: SpecdecError, number: int = 0) -> Failed:
-    """The message of an error."""
+def as_failed(error: SpecdecError, number: int = 0, request_id: str = "") -> Failed:
+    """The message of an error. `request_id`: of a request that is not taken. Empty: the error is no request's."""
     plugin = error.plugin
     names = (plugin.name, plugin.target, plugin.distribution or "", plugin.version or "") if plugin else None
-    text = "".join(traceback.format_exception(error.__cause__ or error))[-MOST_TRACEBACK:]
+    text = "".join(traceback.format_exception(error.__cause__ or error))[-MOST_TEXT:]
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
-    return Failed(number, error.code, error.summary[:20_000], as_texts(error), names, kind, text)
+    summary = as_text(error.summary)
+    return Failed(number, error.code, summary, as_texts(error), names, kind, as_text(text), request_id)
 
 
 def as_error(failed: Failed, plugin: PluginId | None = None) -> SpecdecError:
@@ -286,12 +294,21 @@ def as_error(failed: Failed, plugin: PluginId | None = None) -> SpecdecError:
     return error
 
 
+def as_refused(error: SpecdecError) -> Refused:
+    """The message of an error that ends what a client and a server have to say to each other."""
+    return Refused(error.code, as_text(error.summary), as_texts(error))
+
+
 def as_texts(error: SpecdecError) -> dict[str, str]:
     """The facts of an error, for a message."""
-    return {name: str(value)[:20_000] for name, value in error.facts.items()}
+    return {as_text(name, MOST_NAME) or "?": as_text(str(value)) for name, value in error.facts.items()}
+
+
+def as_text(text: str, most: int = MOST_TEXT) -> str:
+    """As much of a text as a message takes. What no message can hold, such as half a surrogate pair, becomes "?"."""
+    return text[:most].encode(errors="replace").decode()
 
 
 KINDS = {
     each.__name__: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, SpecdecError)
 }
-MOST_TRACEBACK = 20_000

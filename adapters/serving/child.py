@@ -42,7 +42,7 @@ class Notes:
 
     def running(self, text: str) -> None:
         """Note it. Empty: none runs."""
-        noted = text.encode()[: self.SIZE - 1] + b"\0"
+        noted = text.encode(errors="replace")[: self.SIZE - 1] + b"\0"
         self._page[: len(noted)] = noted
 
     @property

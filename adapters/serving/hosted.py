@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +46,7 @@ from .drawing import distributions_of, with_drawings
 from .no_target import NoTarget
 from .outcomes import NumOutcomes
 from .shown_states import ShownStates
+from .told_options import options_of
 
 CHUNK = 512
 """The most tokens of a request that the proposer is shown in a step of a long prompt."""
@@ -154,7 +154,7 @@ class Hosted:
         """
         self.end(name)
         self._require_tokens(start.prompt, len(start.prompt), name)
-        options = self._loaded.read_request(_as_json(start.options, name), name)
+        options = options_of(self._loaded, start.options, name)
         if not self._rows.num_free and not self._gets_slot(name):
             return
         request = Request(
@@ -176,6 +176,8 @@ class Hosted:
     def _gets_slot(self, name: str) -> bool:
         """Whether the client with the most requests gives its newest one up: to a client that has two fewer or less."""
         held = Counter(map(_client_of, self._texts))
+        if not held:
+            return False
         (most, number), *_ = held.most_common(1)
         if number < held[_client_of(name)] + 2:
             return False
@@ -224,15 +226,18 @@ class Hosted:
             self._num_outcomes = 0
 
     def end(self, name: str, end: End | None = None) -> None:
-        """Forget a request. Raises ProposerError. `end`: None means that it was aborted."""
-        text = self._texts.pop(name, None)
-        if text is None:
+        """Forget a request. Raises ProposerError, RequestError for last tokens that cannot be.
+
+        end: None means that it was aborted.
+        """
+        if name not in self._texts:
             return
+        if end is not None:
+            self._require_tokens(end.tokens, end.start + len(end.tokens), name)
         self._num_outcomes = 0
-        request = text.request
+        request = self._texts.pop(name).request
         request.abort()
         if end is not None and end.start <= len(request.token_ids):
-            self._require_tokens(end.tokens, end.start + len(end.tokens), name)
             request.token_ids[end.start :] = end.tokens
             if end.reason in REASONS:
                 request.finish_reason = FinishReason(end.reason)
@@ -382,13 +387,3 @@ def _verified(accepted: Sequence[int], answered: Sequence[int], num_drafted: int
     if [*answered[: len(accepted)]] == [*accepted]:
         return [*answered[: max(num_drafted, len(accepted))]]
     return [*accepted]
-
-
-def _as_json(text: str, name: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestError("SD-E331", "a client sent options that are no JSON", {"request": name}) from error
-    if isinstance(options, dict):
-        return options
-    raise RequestError("SD-E331", "a client sent options that are no JSON object", {"request": name})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +31,6 @@ from specdec.sdk.wire import (
     End,
     Failed,
     Hello,
-    Refused,
     Returned,
     Start,
     ToClient,
@@ -38,7 +38,7 @@ from specdec.sdk.wire import (
     Unknown,
     Welcome,
     as_failed,
-    as_texts,
+    as_refused,
     at_server,
     encode,
 )
@@ -47,6 +47,7 @@ from .door import Door
 from .drawing import drawings_of
 from .hosted import Hosted
 from .sessions import ClientId, Limits, Session, Sessions
+from .told_options import NOT_TAKEN
 
 logger = logging.getLogger("specdec")
 
@@ -80,6 +81,7 @@ class Server:
         key: who has none that fits is not let in. None means that nothing is encrypted.
         """
         require_private(address, has_key=key is not None)
+        _require_free(address)
         self._hosted = hosted
         self._limits = limits
         self._keeps_state = keeps_state
@@ -161,7 +163,7 @@ class Server:
         elif isinstance(said, Call):
             return self._called(said)
         elif isinstance(said, Start):
-            self._hosted.start(session.name_of(said.request_id), said)
+            return self._started(session, said)
         elif isinstance(said, End):
             self._hosted.end(session.name_of(said.request_id), said)
         return None
@@ -199,6 +201,17 @@ class Server:
         answer: type[Drafts] = DrawnDrafts if drawings else Drafts
         return answer(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
 
+    def _started(self, session: Session, start: Start) -> Failed | None:
+        """Take a request in. What the proposer is not told of it concerns no other request of the client."""
+        try:
+            self._hosted.start(session.name_of(start.request_id), start)
+        except RequestError as error:
+            if error.code != NOT_TAKEN:
+                raise
+            logger.warning("%s\n  client  %s", error, session.label)
+            return as_failed(error, request_id=start.request_id)
+        return None
+
     def _called(self, call: Call) -> Returned | Failed:
         if call.method == "metrics":
             return Returned(call.number, self._hosted.figures())
@@ -214,7 +227,7 @@ class Server:
         """The client goes; what it sends from now on is answered with Unknown."""
         session = self._sessions.close(client)
         logger.warning("%s\n  client  %s", error, session.label if session else "has not said hello")
-        self._send(client, Refused(error.code, error.summary, as_texts(error)))
+        self._send(client, as_refused(error))
 
     def _send(self, client: ClientId, answer: ToClient) -> None:
         try:
@@ -233,6 +246,23 @@ class Server:
                 logger.warning("%s", error)
 
 
+def _require_free(address: str) -> None:
+    """Raise ConfigError SD-E333 where a server answers: libzmq would take its file away without a word."""
+    path = address.removeprefix("ipc://")
+    if path == address:
+        return
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(path)
+        except BlockingIOError:  # there is one, and others wait for it
+            pass
+        except OSError:
+            return
+    facts = {"because": "a server answers there already", "fix": "another file, or end that server first"}
+    raise ConfigError("SD-E333", f"{address!r} cannot be listened to", facts)
+
+
 @contextmanager
 def _files_of_owner() -> Iterator[None]:
     """Sockets that are made inside are their owner's alone."""
@@ -245,11 +275,19 @@ def _files_of_owner() -> Iterator[None]:
 
 @contextmanager
 def told_to_end() -> Iterator[int]:
-    """A file descriptor that can be read once SIGTERM or SIGINT has come. In the main thread alone."""
+    """A file descriptor that can be read once SIGTERM or SIGINT has come. In the main thread alone.
+
+    A process that the proposer forks has the handler too. There the signal does what it does without one.
+    """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    server = os.getpid()
 
     def tell(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != server:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         with suppress(BlockingIOError):
             os.write(writing, b"!")
 

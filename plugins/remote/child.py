@@ -113,6 +113,9 @@ class Child:
         self._is_new = False
         return Connection(socket_of(self._there.directory, self._number), RETRY_MS, most_bytes=most_bytes)
 
+    def require_own(self) -> None:
+        """Its directory is this user's alone."""
+
     def has_failed(self) -> bool:
         """Whether the newest process will not answer."""
         self._read(0)
@@ -170,7 +173,7 @@ class Child:
         return self._keeper
 
     def _start(self) -> None:
-        if self._keeper is None or not self._keeper.say(START):
+        if self._keeper is None or not self._keeper.is_whole or not self._keeper.say(START):
             self._drop_keeper()
             self._keeper, self._number = _Keeper(self._facts), 0
             self._keeper.say(START)
@@ -224,7 +227,7 @@ class _Keeper:
         self.directory = _private_directory()
         order = Order(directory=self.directory, import_path=list(sys.path), grace_seconds=GRACE_SECONDS, **facts)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", KEEPER],
+            [sys.executable, "-P", "-m", KEEPER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -234,12 +237,17 @@ class _Keeper:
         assert self._process.stdout is not None
         self._orders: IO[bytes] = self._process.stdin
         self._said: IO[bytes] = self._process.stdout
+        self._poll = select.poll()  # select takes no descriptor beyond 1023
+        self._poll.register(self._said, select.POLLIN)
         self._buffer = b""
-        self._closing = weakref.finalize(self, _end, self._process, self.directory)
+        self._owner = os.getpid()  # a fork of the engine's process has no part in it
+        self._closing = weakref.finalize(self, _end, self._process, self.directory, self._owner)
         self.say(as_line(order))
 
     def say(self, line: bytes) -> bool:
         """Whether it could be said."""
+        if os.getpid() != self._owner:
+            return False
         try:
             while line:
                 line = line[os.write(self._orders.fileno(), line) :]
@@ -249,7 +257,9 @@ class _Keeper:
 
     def read(self, seconds: float) -> list[Report] | None:
         """What it said within so many seconds, in whole lines. None: it has gone, or said nonsense."""
-        if not select.select([self._said], [], [], max(0.0, seconds))[0]:
+        if os.getpid() != self._owner:
+            return None
+        if not self._poll.poll(max(0.0, 1000 * seconds)):
             return []
         data = os.read(self._said.fileno(), 65536)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -260,17 +270,25 @@ class _Keeper:
         except msgspec.DecodeError:
             return None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its directory is still there: without it, no process of its could be reached."""
+        return Path(self.directory).is_dir()
+
     def kill(self) -> None:
         """End it at once. Its process ends with it."""
-        self._process.kill()
+        if os.getpid() == self._owner:
+            self._process.kill()
 
     def close(self) -> None:
         """It is gone when this returns."""
         self._closing()
 
 
-def _end(process: subprocess.Popen[bytes], directory: str) -> None:
+def _end(process: subprocess.Popen[bytes], directory: str, owner: int) -> None:
     """Without a pipe it ends its process, and itself. One that does not is killed, and its process with it."""
+    if os.getpid() != owner:
+        return
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):

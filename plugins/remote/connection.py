@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import weakref
 from contextlib import suppress
@@ -21,6 +22,9 @@ UNREAD_MESSAGES = 16
 
 RETRY_MS = 100
 """Between two attempts to reach a server that is not there."""
+
+FILES = 16
+"""That a connection may take."""
 
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -45,8 +49,19 @@ class Connection:
         key: ClientKey | None = None,
         most_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        """key: of a server that has one. None means that nothing is encrypted. most_bytes: of a message from there."""
+        """key: of a server that has one. None means that nothing is encrypted. most_bytes: of a message from there.
+
+        Raises LostError where no socket can be had: the process has too many open files, or it is no address.
+        """
+        _require_files()
         self._context = zmq.Context()
+        try:
+            self._open(address, retry_ms, key, most_bytes)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise LostError(f"no socket can be opened: {error}") from error
+
+    def _open(self, address: str, retry_ms: int, key: ClientKey | None, most_bytes: int) -> None:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.reconnect_ivl = retry_ms
@@ -115,6 +130,19 @@ class Connection:
         except UNREADABLE as error:
             raise LostError(f"it sent what is no message: {error}") from error
         return message
+
+
+def _require_files() -> None:
+    """Raise LostError where few more files can be opened: where libzmq lacks one, it may end the process."""
+    opened: list[int] = []
+    try:
+        while len(opened) < FILES:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise LostError(f"no socket can be opened: {error}") from error
+    finally:
+        for each in opened:
+            os.close(each)
 
 
 def _close(context: zmq.Context[zmq.Socket[bytes]], *sockets: zmq.Socket[bytes]) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from specdec.sdk.config import ProposerConfig
-from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
+from specdec.sdk.errors import PluginId, ProposerError, SpecdecError, message
 from specdec.sdk.needs import Needs
 from specdec.sdk.shared_states import SharedStates
-from specdec.sdk.types import Draft, RequestView, StepView, TargetInfo
+from specdec.sdk.types import Draft, RequestView, StepView, TargetInfo, TokenHistory
 from specdec.sdk.wire import (
+    MOST_NAME,
     PROTOCOL,
     Ask,
     AskDrawn,
@@ -29,11 +31,15 @@ from specdec.sdk.wire import (
     Method,
     Returned,
     as_error,
+    as_text,
 )
 
+from .asking import Rows
 from .drafter import Drafter, Place
 from .drawn import DrawnFrom, distribution_of, drawings_of, most_answer_bytes
-from .texts import Text, end_of, start_of
+from .texts import Text, UnsendableError, end_of, name_of, start_of
+
+logger = logging.getLogger("specdec")
 
 FIGURES = ("asked", "in_time", "late", "rebased", "dropped", "no_slot", "errors", "outages", "returns")
 FIGURES_SECONDS = 1.0
@@ -45,7 +51,7 @@ class _Question:
     """An `Ask` that was not answered yet."""
 
     number: int
-    request_ids: list[str]
+    texts: Mapping[str, Text]  # that it is about, by their names
     step: int
     begin: float  # seconds
 
@@ -79,21 +85,21 @@ class Conversation:
         self.figures: Counter[str] = Counter()
         self._waited = 0.0  # seconds
         self._worked = 0.0  # seconds, of the drafter
-        k, name = config.num_draft_tokens, target.model[:512]
+        k, name = config.num_draft_tokens, as_text(target.model, MOST_NAME)
         hello = Hello(PROTOCOL, target.vocab_size, target.max_model_len, k, name, self._form)
         most_bytes = most_answer_bytes(self._form, target.max_num_seqs, k)
         self._drafter = Drafter(place, hello, self.figures, most_bytes=most_bytes)
         self._vocab_size = target.vocab_size
         self._texts: dict[str, Text] = {}  # by request id
         self._question: _Question | None = None
-        self._number = self._step = 0
+        self._number = self._step = self._num_losses = 0
         self._error: SpecdecError | None = None  # the newest that was not raised yet
         self._figures_there: dict[str, float] = {}  # as they were told last
         self._drafter.begin(self._options.start_seconds)
 
     def start(self, request: RequestView[Any]) -> None:
         """Its prompt goes to the drafter, which computes it beside the target."""
-        self._texts[request.request_id] = text = Text(first_ask=self._number + 1)
+        self._texts[request.request_id] = text = Text(name_of(request.request_id))
         if self._is_up():
             self._send_start(text, request)
 
@@ -101,7 +107,7 @@ class Conversation:
         """The drafter forgets it too."""
         text = self._texts.pop(request.request_id, None)
         if text is not None and text.sent:
-            self._drafter.send(end_of(request, text.sent))
+            self._drafter.send(end_of(request, text.name, text.sent))
 
     def observe(self, step: StepView[Any]) -> None:
         """Take the answer that is there, and ask."""
@@ -187,7 +193,8 @@ class Conversation:
         if question is not None and time.monotonic() - question.begin > self._options.hang_seconds:
             self._drafter.lose(f"it has not answered for {self._options.hang_seconds:g} s")
         up = self._drafter.is_up
-        if not up and (question is not None or any(text.sent for text in self._texts.values())):
+        if self._drafter.num_losses != self._num_losses:  # whoever noticed it
+            self._num_losses = self._drafter.num_losses
             self._question = None  # it will be told everything again
             for text in self._texts.values():
                 text.sent = 0
@@ -224,62 +231,68 @@ class Conversation:
         """For drafts behind all that is new, unless a question is in flight."""
         if self._question is not None or step.history is None:
             return
+        asked = self._rows_of(step, step.history)
+        if not asked.rows:
+            return
+        self._number += 1
+        drawings = [] if self._form is None else drawings_of(step, self._drafter.num_uniforms)
+        drawn = [drawings[place] for place in asked.places] if drawings else []
+        ask = AskDrawn(self._number, asked.rows, drawn) if drawn else Ask(self._number, asked.rows)
+        if self._states is not None:
+            ask = AskStates(self._number, asked.rows, drawn, _hand_over(self._states, asked.texts.values()))
+        if self._drafter.send(ask):
+            self._question = _Question(self._number, asked.texts, self._step, time.monotonic())
+            self.figures["asked"] += 1
+
+    def _rows_of(self, step: StepView[Any], history: TokenHistory) -> Rows:
+        """What is new of its requests, as far as a message holds it."""
+        asked = Rows(0 if self._form is None else self._drafter.num_uniforms, whole=self._states is not None)
         columns = (step.committed_length, step.budget, step.num_drafted, step.num_accepted)
-        rows, places = [], []
         for place, (request, *facts) in enumerate(zip(step.requests, *(c.tolist() for c in columns), strict=True)):
             length, budget, num_drafted, num_accepted = facts
             text = self._texts.get(request.request_id)
             if text is None or not self._is_due(text, request):
                 continue
             if text.sent < length and (self._states is None or text.num_states == length - 1):
-                new = step.history.token_ids(place, text.sent)
-                rows.append(text.row(request.request_id, new, budget, (num_drafted, num_accepted)))
-                places.append(place)
-        if not rows:
-            return
-        self._number += 1
-        names = [row.request_id for row in rows]
-        drawings = [] if self._form is None else drawings_of(step, self._drafter.num_uniforms)
-        drawn = [drawings[place] for place in places] if drawings else []
-        ask = AskDrawn(self._number, rows, drawn) if drawn else Ask(self._number, rows)
-        if self._states is not None:
-            ask = AskStates(self._number, rows, drawn, self._hand_over(self._states, names))
-        if self._drafter.send(ask):
-            self._question = _Question(self._number, names, self._step, time.monotonic())
-            self.figures["asked"] += 1
-
-    def _hand_over(self, memory: SharedStates, request_ids: Sequence[str]) -> list[int]:
-        """Put there what the drafter lacks of these requests. Returns the hidden states of each."""
-        parts = [self._texts[request_id].hand_over() for request_id in request_ids]
-        memory.write([states for each in parts for states in each])
-        return [sum(map(len, each)) for each in parts]
+                lacks = length - text.sent
+                count = asked.room_for(text, lacks)
+                new = history.token_ids(place, text.sent)[:count] if count else []
+                if count == lacks:
+                    asked.add(text, text.row(new, budget, (num_drafted, num_accepted)), place)
+                elif count:  # drafts come with the rest
+                    asked.add(text, text.row(new, 0, (0, 0)), place)
+        return asked
 
     def _is_due(self, text: Text, request: RequestView[Any]) -> bool:
         """Whether it is asked for now. It is started at the drafter first, where that has to be done again."""
         if text.pause:
             text.pause -= 1
             return False
-        if not text.sent and not text.is_lost:
+        if not text.sent and not text.is_lost and not text.is_refused:
             self._send_start(text, request)
         return bool(text.sent)
 
     def _send_start(self, text: Text, request: RequestView[Any]) -> None:
-        if self._drafter.send(start_of(request)):
-            text.sent = len(request.prompt_token_ids)
+        try:
+            start = start_of(request, text.name)
+        except UnsendableError as error:
+            self._refuse(text, request.request_id, str(error))
+        else:
+            if self._drafter.send(start):
+                text.sent = len(request.prompt_token_ids)
+
+    def _refuse(self, text: Text, request_id: str, reason: str) -> None:
+        text.is_refused, text.sent = True, 0
+        facts = {"request": request_id, "because": reason, "effect": "it gets no drafts; other requests do"}
+        logger.warning("%s", message("SD-W332", "a request is not for its drafter", facts, self._plugin))
 
     def _take(self, answer: Drafts | Failed | Returned | None) -> None:
         if answer is None or isinstance(answer, Returned):
             return
-        question = self._question
         if isinstance(answer, Failed):
-            self.figures["errors"] += 1
-            self._error = as_error(answer, self._plugin)
-            if question is not None and answer.number == question.number:
-                self._question = None
-                for request_id in question.request_ids:
-                    if request_id in self._texts:
-                        self._texts[request_id].sent = 0
+            self._take_error(answer)
             return
+        question = self._question
         if question is None or answer.number != question.number:
             self._drafter.lose(f"it answered question {answer.number}, which was not asked")
             return
@@ -288,14 +301,35 @@ class Conversation:
         self.figures["in_time" if question.step == self._step else "late"] += 1
         try:
             for row in answer.rows:
-                self._take_row(row, question.number)
+                self._take_row(row, question.texts)
         except ValueError as error:
             self._drafter.lose(str(error))
 
-    def _take_row(self, row: Drafted, number: int) -> None:
-        """Raises ValueError for what is no draft for this target."""
+    def _take_error(self, failed: Failed) -> None:
+        error, question = as_error(failed, self._plugin), self._question
+        self.figures["errors"] += 1
+        if failed.request_id:
+            for request_id, text in self._texts.items():
+                if text.name == failed.request_id:
+                    self._refuse(text, request_id, str(error))
+            return
+        self._error = error
+        if question is not None and failed.number == question.number:
+            self._question = None
+            for text in question.texts.values():
+                text.sent = 0
+
+    def _take_row(self, row: Drafted, texts: Mapping[str, Text]) -> None:
+        """Take the draft of one of the texts that were asked for. Raises ValueError for none for this target."""
         if any(token >= self._vocab_size for token in row.tokens):
             raise ValueError(f"it drafted a token that is none of the target's {self._vocab_size}")
-        text = self._texts.get(row.request_id)
-        if text is not None and number >= text.first_ask:
+        text = texts.get(row.request_id)
+        if text is not None:
             text.take(row, self.figures, self._form)
+
+
+def _hand_over(memory: SharedStates, texts: Collection[Text]) -> list[int]:
+    """Put there what the drafter lacks of these texts. Returns the hidden states of each."""
+    parts = [text.hand_over() for text in texts]
+    memory.write([states for each in parts for states in each])
+    return [sum(map(len, each)) for each in parts]

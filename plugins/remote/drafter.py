@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from specdec.sdk.wire import (
     Hello,
     Refused,
     Returned,
+    ToClient,
     ToServer,
     Unknown,
     Welcome,
@@ -30,6 +32,7 @@ from .connection import ClosedError, Connection, LostError
 logger = logging.getLogger("specdec")
 
 NO_FACTS: Mapping[str, str] = MappingProxyType({})
+FILE = "ipc://"
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
 PROVEN_AFTER = 16
@@ -37,6 +40,9 @@ PROVEN_AFTER = 16
 
 For one that only ended, the first answer is enough: it works, and its end costs no step. A hang or nonsense does.
 """
+LOOK_SECONDS = 0.25
+"""Between two looks at whether a drafter that owes an answer has ended: its helpers may hold the connection open."""
+
 FATE_SECONDS = 5.0
 """The longest that the start waits for how a drafter ended. Steps wait for none."""
 
@@ -51,6 +57,10 @@ class Place(Protocol):
 
     def connect(self, most_bytes: int) -> Connection:
         """A new connection, for messages up to a size. A drafter that belongs to the place is started."""
+        ...
+
+    def require_own(self) -> None:
+        """Raise LostError where whoever answers may be somebody else's."""
         ...
 
     def has_failed(self) -> bool:
@@ -74,10 +84,26 @@ class At:
 
     def __init__(self, address: str, key: ClientKey | None = None) -> None:
         self._address, self._key = address, key
+        self._path = address.removeprefix(FILE) if address.startswith(FILE) else None
         self.label = f"the drafter at {address}"
 
     def connect(self, most_bytes: int) -> Connection:
+        if self._path is not None and os.path.lexists(self._path):
+            self.require_own()
         return Connection(self._address, key=self._key, most_bytes=most_bytes)
+
+    def require_own(self) -> None:
+        """It is asked again when it has answered: at the start there may be no socket yet."""
+        if self._path is None:
+            return
+        try:
+            owner = os.stat(self._path).st_uid
+        except OSError as error:
+            raise LostError(f"nobody can say whose socket {self._path} is: {error}") from error
+        if owner not in (os.geteuid(), 0):
+            raise LostError(
+                f"user {owner} owns {self._path}: expected user {os.geteuid()}, or root. Let it be in a folder of yours"
+            )
 
     def has_failed(self) -> bool:
         return False
@@ -120,6 +146,7 @@ class Drafter:
         self._answers = 0  # since it came back
         self._next_try = 0.0
         self._loss: _Loss | None = None  # of a drafter that has not ended yet
+        self.num_losses = 0  # each time, what it was told is gone
         self.num_draft_tokens = 0  # the most that it drafts
         self.num_uniforms = 0  # that it draws the drafts of a request with
         self.first_words: dict[str, ToServer] = {}  # behind the hello of each connection, in this order
@@ -135,7 +162,10 @@ class Drafter:
             raise ConfigError(answer.code, answer.summary, answer.facts)
         if not isinstance(answer, Welcome):
             raise self._not_there(f"it did not answer within {seconds:g} s")
-        self._welcomed(answer)
+        try:
+            self._welcomed(answer)
+        except LostError as error:
+            raise self._not_there(str(error)) from error
 
     @property
     def is_up(self) -> bool:
@@ -169,16 +199,32 @@ class Drafter:
         if self._connection is None:
             return None
         try:
-            answer = self._connection.receive(seconds)
+            answer = self._heard(self._connection, seconds)
+            if isinstance(answer, Drafts | Failed | Returned):
+                self._answers += isinstance(answer, Drafts)
+                return answer
+            self._take(answer)
         except ClosedError as error:
             self.lose(str(error), proven_after=1)
-            return None
         except LostError as error:
             self.lose(str(error))
-            return None
-        if isinstance(answer, Drafts | Failed | Returned):
-            self._answers += isinstance(answer, Drafts)
-            return answer
+        return None
+
+    def _heard(self, connection: Connection, seconds: float) -> ToClient | None:
+        """Wait, and look meanwhile whether the drafter is still there. Raises LostError."""
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            answer = connection.receive(min(max(0.0, left), LOOK_SECONDS))
+            if answer is not None:
+                return answer
+            if self._up and self._place.has_failed():
+                raise ClosedError("it has ended")
+            if left <= LOOK_SECONDS:
+                return None
+
+    def _take(self, answer: ToClient | None) -> None:
+        """What is no answer to a question. Raises LostError."""
         if isinstance(answer, Welcome) and not self._up:
             self._welcomed(answer)
             self._figures["returns"] += 1
@@ -189,10 +235,10 @@ class Drafter:
             self.lose(f"{answer.code} {answer.summary}", answer.facts)
         elif isinstance(answer, Unknown):
             self.lose("it does not know this engine any more")
-        return None
 
     def lose(self, reason: str, facts: Mapping[str, str] = NO_FACTS, *, proven_after: int = PROVEN_AFTER) -> None:
         """It cannot be used: end it, say so, and try again later, at once if it was well."""
+        self.num_losses += 1
         connection, self._connection = self._connection, None
         was_up, self._up = self._up, False
         if connection is not None:
@@ -242,6 +288,8 @@ class Drafter:
             self._connection.send(each)
 
     def _welcomed(self, answer: Welcome) -> None:
+        """Raises LostError."""
+        self._place.require_own()
         self._up = True
         self.num_draft_tokens, self.num_uniforms = answer.num_draft_tokens, answer.num_uniforms
 

@@ -27,6 +27,7 @@ from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.needs import needs_of
 from specdec.sdk.proposer_protocol import Proposer
 
+from .as_json import as_json
 from .lasting import KeepsState, TakesWeights
 from .proposer import AsksElsewhere, IsolationOptions
 
@@ -98,7 +99,7 @@ def _asked(proposer: CheckedProposer) -> dict[str, Any]:
     """The proposer's `speculative_config` there, in JSON. Raises Refusal for options that are none."""
     config, options = proposer.config, proposer.config.options
     try:
-        written = options.model_dump(mode="json", exclude_unset=True) if isinstance(options, BaseModel) else {}
+        written = as_json(options) if isinstance(options, BaseModel) else {}
     except ValueError as error:
         raise Refusal(
             f"its options are no JSON: {error}", "options of texts and numbers", plugin=proposer.plugin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -46,7 +47,7 @@ class TakesWeights(AsksElsewhere):
 
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="specdec-weights-"))
-            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
         file, names = self._folder / str(next(self._numbers)), "\n".join(sorted(tensors))
         save_file({name: each.detach().cpu().contiguous().clone() for name, each in tensors.items()}, file)
         try:
@@ -65,3 +66,9 @@ class TakesWeights(AsksElsewhere):
         finally:
             if self._folder is not None:
                 self._remove()
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """In the process that made it: a fork of it may end before it does."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

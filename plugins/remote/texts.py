@@ -6,12 +6,28 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from specdec.sdk.late_proposer import continued
 from specdec.sdk.types import RequestView
-from specdec.sdk.wire import FULL, UNKNOWN, Drafted, DrawnDraft, End, Form, Row, Start
+from specdec.sdk.wire import (
+    FULL,
+    MAX_MESSAGE_BYTES,
+    MOST_NAME,
+    MOST_TEXT,
+    MOST_TOKENS,
+    UNKNOWN,
+    Drafted,
+    DrawnDraft,
+    End,
+    Form,
+    Row,
+    Start,
+    encode,
+)
 
+from .as_json import as_json
 from .drawn import DrawnFrom
 
 if TYPE_CHECKING:
@@ -22,8 +38,9 @@ if TYPE_CHECKING:
 class Text:
     """One request."""
 
+    name: str = ""  # of the request, in messages
     sent: int = 0  # tokens that the drafter has; 0 means that the request is to be started there
-    first_ask: int = 0  # answers to earlier questions are those of another request with this id
+    is_refused: bool = False  # it is not for the drafter: it gets no drafts
     rest: list[int] = field(default_factory=list)  # drafts behind `length` tokens
     drawn_from: DrawnFrom | None = None  # None means that they are one-hot
     length: int = 0
@@ -42,7 +59,7 @@ class Text:
         """The hidden states [n, L*H] of positions from `first` on. At position 0 the text begins anew."""
         if first == 0 and self.num_states:
             self.states, self.num_states, self.num_handed, self.sent = [], 0, 0, 0
-        if first == self.num_states and not self.is_lost:
+        if first == self.num_states and not (self.is_lost or self.is_refused):
             self.states.append(states.clone())
             self.num_states += len(states)
 
@@ -51,9 +68,9 @@ class Text:
         states, self.states, self.num_handed = self.states, [], self.num_states
         return states
 
-    def row(self, request_id: str, tokens: Sequence[int], budget: int, counts: tuple[int, int]) -> Row:
-        """What the drafter lacks. tokens: all behind the first `sent`. counts: drafts verified and accepted."""
-        row = Row(request_id, self.sent, list(tokens), budget, *counts)
+    def row(self, tokens: Sequence[int], budget: int, counts: tuple[int, int]) -> Row:
+        """What the drafter lacks. tokens: those behind the first `sent`. counts: drafts verified and accepted."""
+        row = Row(self.name, self.sent, list(tokens), budget, *counts)
         self.sent += len(tokens)
         return row
 
@@ -83,17 +100,43 @@ class Text:
         return self.rest
 
 
-def start_of(request: RequestView[Any]) -> Start:
-    """The message that takes a request to the drafter."""
-    options = request.options
-    as_json = "" if options is None else json.dumps(options.model_dump(mode="json"))
-    return Start(request.request_id, list(request.prompt_token_ids), request.namespace, as_json)
+class UnsendableError(Exception):
+    """A request has something that no message holds. Its text says what."""
 
 
-def end_of(request: RequestView[Any], sent: int) -> End:
+def name_of(request_id: str) -> str:
+    """What a request is called in messages: as in the engine, or shortly where its id is not for a message."""
+    return _short(request_id, MOST_NAME) or "-"
+
+
+def start_of(request: RequestView[Any], name: str) -> Start:
+    """The message that takes a request to the drafter. Raises UnsendableError."""
+    try:
+        options = "" if request.options is None else json.dumps(as_json(request.options))
+    except ValueError as error:
+        raise UnsendableError(f"its options are no JSON: {error}") from error
+    start = Start(name, list(request.prompt_token_ids), _short(request.namespace, MOST_TEXT), options)
+    if len(options) > MOST_TEXT:
+        raise UnsendableError(f"its options are {len(options)} characters, and a message holds {MOST_TEXT}")
+    count = len(start.prompt)
+    if count > MOST_TOKENS or len(encode(start)) > MAX_MESSAGE_BYTES:
+        limit = f"{MOST_TOKENS} tokens and {MAX_MESSAGE_BYTES} bytes"
+        raise UnsendableError(f"its prompt is {count} tokens, and a message holds {limit}")
+    return start
+
+
+def end_of(request: RequestView[Any], name: str, sent: int) -> End:
     """The message that it ended. sent: tokens that the drafter has, perhaps some too many."""
     if request.end is None:
-        return End(request.request_id, "abort", sent, [])
+        return End(name, "abort", sent, [])
     text = [*request.prompt_token_ids, *request.end.output_token_ids]
     start = min(sent, len(text))
-    return End(request.request_id, request.end.reason, start, text[start:])
+    return End(name, request.end.reason, start, text[start:])
+
+
+def _short(text: str, most: int) -> str:
+    """The text, or one that stands for it and for no other: where it is too long, or cannot be written as UTF-8."""
+    data = text.encode(errors="surrogatepass")
+    if len(text) <= most and data.decode(errors="replace") == text:
+        return text
+    return f"sha256-{sha256(data).hexdigest()}"

@@ -137,6 +137,8 @@ class Lines:
             self.lines[-1].drafts = self.lines[0].drafts
         return self.lines[-1]
 
+    def require_own(self): ...
+
     def has_failed(self):
         return False
 

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 import zmq
-from test_remote import stub, until
+from inside import proposer_of
+from test_remote import GREEDY, PROMPTS, engine, remote, stub, until
 
 from specdec.plugins.remote.connection import UNREAD_MESSAGES, Connection
 from specdec.plugins.remote.drafter import FIRST_PAUSE, PROVEN_AFTER, At, Drafter
@@ -106,6 +107,8 @@ class AtOnce(At):
         connection.receive = lambda seconds: Welcome(PROTOCOL, "p", 1)
         return connection
 
+    def require_own(self): ...
+
 
 def test_a_loss_is_seen_also_where_the_drafter_is_back_at_once(address, clock) -> None:
     """Or a step would wait for the answer to a question that nobody has."""
@@ -134,3 +137,19 @@ def test_a_server_cannot_fill_the_memory_of_an_engine_that_does_not_read(address
                 time.sleep(0.01)
         connection.close()
     assert UNREAD_MESSAGES <= sent < 4 * UNREAD_MESSAGES
+
+
+def test_a_loss_that_only_metrics_saw_is_told_to_the_next_step(address) -> None:
+    """Or it would go on waiting for an answer to what the drafter before was asked."""
+    with stub(address, lambda asked: []):
+        llm = engine(remote(address, deadline_ms=0.001, hang_seconds=600))
+        llm.engine.add_request(PROMPTS[0], GREEDY, "a")
+        conversation = proposer_of(llm)._conversation
+        while conversation._question is None:
+            llm.engine.step()
+    with stub(address, answered):
+        until(lambda: llm.get_metrics() and conversation.figures["returns"] == 1)
+        while llm.engine.has_unfinished_requests:
+            llm.engine.step()
+        assert conversation.figures["asked"] > 1
+        llm.close()
