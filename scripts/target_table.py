@@ -42,8 +42,8 @@ def sentence(record: Mapping[str, Any]) -> str:
     counts = [(len(_names(types, "equal")), len(types)) for types in (record["types"], record["multimodal"])]
     (served, all_types), (served_too, others) = counts
     return (
-        f"transformers {record['transformers']} has {all_types} causal language model types. specdec serves {served} of "
-        f"them with the text of `generate`. It also serves {served_too} of {others} types that read images or sound."
+        f"transformers {record['transformers']} has {all_types} causal language model types. "
+        f"specdec serves {served} of them with the text of `generate`. It also serves {served_too} of {others} types that read images or sound."
     )
 
 

@@ -31,7 +31,7 @@ NULL_BLOCK = 0
 
 
 class InertMetadataBuilder(CacheOnlyAttentionMetadataBuilder):  # type: ignore[misc]
-    """Supports every kind of graph. vLLM gives the target the kinds that all layers support, and no graph runs these."""
+    """Supports every kind of graph. vLLM gives the target those that all layers support; no graph runs these."""
 
     _cudagraph_support = AttentionCGSupport.ALWAYS
 
