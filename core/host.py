@@ -47,7 +47,7 @@ from .proposing.draft_table import DraftReport as DraftReport
 from .proposing.proposer_host import ProposerHost as ProposerHost
 from .proposing.services import EngineServices as EngineServices
 from .proposing.services import KVStorage as KVStorage
-from .proposing.services import Lent as Lent
+from .proposing.services import Provided as Provided
 from .proposing.services import logit_scale as logit_scale
 from .proposing.speculation import Speculation as Speculation
 from .proposing.speculation import SpeculativeSettings as SpeculativeSettings

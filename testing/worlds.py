@@ -16,8 +16,8 @@ from specdec.core.host import (
     EngineServices,
     KVCache,
     LayerShape,
-    Lent,
     PartialTarget,
+    Provided,
     RowTable,
     parts_of,
     with_verifier,
@@ -59,8 +59,8 @@ class _WatchedServices(EngineServices):
 
     def __init__(self, info: TargetInfo, llm: LLM, needs: Needs, uses: Uses) -> None:
         parts = parts_of(llm.engine)
-        lent = Lent(own_layers=partial(PartialTarget, parts.target))
-        super().__init__(info, needs, parts.target, parts.tokenizer, parts.backend, lent=lent)
+        provided = Provided(own_layers=partial(PartialTarget, parts.target))
+        super().__init__(info, needs, parts.target, parts.tokenizer, parts.backend, provided=provided)
         self._uses = uses
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from specdec.core.host import (
     EngineMetrics,
     EngineServices,
     FinishReason,
-    Lent,
+    Provided,
     Request,
     RequestProgress,
     RowTable,
@@ -129,11 +129,11 @@ class Hosted:
         self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
         views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
         captured = profile.capture(None, False, info.max_num_seqs, 0)
-        lent = Lent(
+        provided = Provided(
             capture=captured.function if captured else None,
             compiling=compiler().CompiledFunction if torch_compile and compiler() else None,
         )
-        services = EngineServices(info, loaded.needs, target, tokenizer, profile.backend, lent=lent)
+        services = EngineServices(info, loaded.needs, target, tokenizer, profile.backend, provided=provided)
         metrics = EngineMetrics(info.model, self.plugin.label)
         self.host = speculation.host(services, metrics, observers, target.device, views)
         addressing = profile.addressing(self._rows, info, self._lookahead)

@@ -24,7 +24,7 @@ from specdec.core.host import (
     EngineMetrics,
     EngineServices,
     KVStorage,
-    Lent,
+    Provided,
     Request,
     RequestProgress,
     Scheduled,
@@ -94,8 +94,8 @@ class Driver:
         self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
         self._table: Any = None  # of the draft KV, where a device addresses it
         self._grammars = grammars
-        lent = Lent(grammar_of=None if grammars is None else grammars.of)
-        self._services = EngineServices(info, needs, target, tokenizer, self._profile.backend, lent=lent)
+        provided = Provided(grammar_of=None if grammars is None else grammars.of)
+        self._services = EngineServices(info, needs, target, tokenizer, self._profile.backend, provided=provided)
         host = speculation.host(
             self._services,
             self.metrics,

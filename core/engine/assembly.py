@@ -17,7 +17,7 @@ from ..model.target import Target, TargetModel
 from ..model.text_equality import TextEquality
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
-from ..proposing.services import EngineServices, Lent
+from ..proposing.services import EngineServices, Provided
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins
@@ -143,7 +143,7 @@ def _services(plan: Plan, model: LoadedModel, passes: Any, grammars: Grammars) -
         model.tokenizer,
         plan.profile.backend,
         config.moe_backend,
-        Lent(
+        Provided(
             capture=passes.function if passes else None,
             compiling=plan.compiler.CompiledFunction if plan.compiler else None,
             own_layers=model.own_layers,

@@ -105,8 +105,8 @@ class BlockDraftKV:
 
 
 @dataclass(frozen=True)
-class Lent:
-    """What an engine has for a proposer beside its target. None: it has nothing of the kind."""
+class Provided:
+    """What an engine provides beside its target. None: it has nothing of the kind."""
 
     capture: Capture | None = None  # makes a captured form of a function of tensors
     compiling: Compile | None = None  # makes a compiled form of a function of tensors
@@ -125,7 +125,7 @@ class EngineServices:
         tokenizer: Any,
         backend: Backend,
         moe_backend: str | None = None,
-        lent: Lent = Lent(),
+        provided: Provided = Provided(),
     ) -> None:
         """backend: lays networks out. `lay_out_draft_kv` and `use_cache` follow."""
         self.target = info
@@ -139,7 +139,7 @@ class EngineServices:
         self._draft_kv = None if spec is None else BlockDraftKV(spec, target.dtype, target.device)
         self._cache = TargetCache()
         self._moe_backend = moe_backend
-        self._lent = lent
+        self._provided = provided
         self._backend = backend
 
     def lay_out_draft_kv(self, num_blocks: int, addressing: Addressing, storage: KVStorage | None = None) -> None:
@@ -198,8 +198,8 @@ class EngineServices:
     def _serve(self, network: nn.Module) -> None:
         """The last that is done to a network."""
         freeze_tables(network, self.target.max_model_len)
-        if self._lent.compiling is not None:
-            network.forward = self._lent.compiling(network.forward)
+        if self._provided.compiling is not None:
+            network.forward = self._provided.compiling(network.forward)
 
     def _inherited(self, settings: NetworkSettings) -> NetworkSettings:
         """The settings with the target's in the place of what was left open."""
@@ -229,9 +229,9 @@ class EngineServices:
         """Layers of the target, of those that `TargetLayers` asked for."""
         asked = self._needs.extension(TargetLayers)
         undeclared = sorted(set(layers) - set(asked.layers if asked else ()))
-        if undeclared or not layers or self._lent.own_layers is None:
+        if undeclared or not layers or self._provided.own_layers is None:
             raise not_asked_for(TargetLayers, f"layers {undeclared or list(layers)} of Services.target_layers")
-        return CachedLayers(self._cache, self._lent.own_layers(layers, adapter or {}))
+        return CachedLayers(self._cache, self._provided.own_layers(layers, adapter or {}))
 
     def allowed(self, request_id: str, suffix: Sequence[int] = ()) -> Tensor | None:
         """Which tokens may follow the request's newest token and `suffix`: [V] bool. None means any."""
@@ -245,15 +245,15 @@ class EngineServices:
 
     def _grammar(self, request_id: str, service: str) -> RequestGrammar | None:
         require(self._needs, Grammars, service)
-        return None if self._lent.grammar_of is None else self._lent.grammar_of(request_id)
+        return None if self._provided.grammar_of is None else self._provided.grammar_of(request_id)
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         require(self._needs, Graphs, "Services.capture")
-        return function if self._lent.capture is None else self._lent.capture(function)
+        return function if self._provided.capture is None else self._provided.capture(function)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         require(self._needs, Graphs, "Services.compile")
-        return function if self._lent.compiling is None else self._lent.compiling(function)
+        return function if self._provided.compiling is None else self._provided.compiling(function)
 
 
 def logit_scale(target: TargetInfo) -> float:
