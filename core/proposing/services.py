@@ -106,7 +106,7 @@ class BlockDraftKV:
 
 @dataclass(frozen=True)
 class Provided:
-    """What an engine has for a proposer beside its target. None: it has nothing of the kind."""
+    """What an engine provides beside its target. None: it has nothing of the kind."""
 
     capture: Capture | None = None  # makes a captured form of a function of tensors
     compiling: Compile | None = None  # makes a compiled form of a function of tensors

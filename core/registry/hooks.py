@@ -66,11 +66,11 @@ class HookPlugins:
         self.observers: Observers = self.relay
 
     def proposers(self) -> tuple[PluginEntry, ...]:
-        """Load those without an entry point. Raises PluginLoadError SD-E118 if a hook fails."""
+        """Proposers without an entry point. Raises PluginLoadError SD-E118 if a hook fails."""
         return tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
 
     def recognisers(self) -> tuple[Offer, ...]:
-        """Who says which checkpoints a proposer is for. Raises PluginLoadError SD-E118 if a hook fails."""
+        """Offers that say which checkpoints a proposer is for. Raises PluginLoadError SD-E118 if a hook fails."""
         return tuple(_checked_recogniser(offer) for offer in self.offers("register_speculator_config"))
 
     def adapted(self, candidate: Any) -> Any:
