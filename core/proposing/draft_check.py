@@ -204,7 +204,7 @@ class DraftChecker:
         shape = (len(step), step.width)
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
         self._num_distributions += 1
-        due = self._on_host or self._was_wrong or is_due(self._num_distributions)  # a look at a device waits for it
+        due = self._sees_kinds or self._was_wrong or is_due(self._num_distributions)  # a look at a device waits for it
         kinds = self._kinds_of(distribution) if due or self._sees_kinds else frozenset()
         if not self._sees_kinds:
             kinds |= self._possible_kinds(distribution)

@@ -65,8 +65,8 @@ def test_sparse_ids_outside_the_vocabulary_are_one_violation():
 
 
 @pytest.mark.slow
-def test_a_distribution_that_is_no_number_does_not_fail_the_checks_that_compare():
-    assert failed(check_proposer(form_mutants.NanLogits)) == ["distribution_is_a_distribution"]
+def test_a_distribution_that_is_no_number_is_one_violation():
+    assert failed(check_proposer(form_mutants.NanLogits)) == ["draft_form"]
 
 
 def test_two_mistakes_are_two_failures():
