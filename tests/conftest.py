@@ -41,3 +41,11 @@ def proven_targets(_proof, monkeypatch):
     """Engines prove their targets, as they do for users, on pages, and in processes of their own."""
     module, for_users = _proof
     monkeypatch.setattr(module, "MOST_PARAMETERS", for_users)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """What was logged is sent to another process in UTF-8, which half a surrogate pair is not."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "replace").decode()) for name, text in report.sections]
+    return report
