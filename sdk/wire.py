@@ -305,7 +305,7 @@ def as_texts(error: SpecdecError) -> dict[str, str]:
 
 
 def as_text(text: str, most: int = MOST_TEXT) -> str:
-    """As much of a text as a message takes. What no message can hold, such as half a surrogate pair, becomes "?"."""
+    """Cut a text to what a message takes. What no message can hold, such as half a surrogate pair, becomes "?"."""
     return text[:most].encode(errors="replace").decode()
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from hostile import NOT_JSON, changed, flip, tree
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specdec.core.registry import PluginSettings
@@ -119,6 +119,8 @@ FILES = [f"shard-0000{number}.{kind}" for number in range(2) for kind in ("parqu
 def test_any_changed_byte_of_a_shard_is_found(written, tmp_path_factory, name, place, mask):
     folder = shutil.copytree(written, tmp_path_factory.mktemp("flip") / "recording")
     flip(folder / name, place, mask)
+    sums = name.endswith("sha256")  # a space of another kind between them says the same
+    assume(not sums or (folder / name).read_bytes().split() != (written / name).read_bytes().split())
     with pytest.raises(ConfigError, match=rf"(?s)SD-E244.*{name.partition('.')[0]}.*delete the files of this shard"):
         read(folder)
 
