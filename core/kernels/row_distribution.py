@@ -37,6 +37,14 @@ class RowDistribution:
         """p of the given rows, int64 [M], as new weights [M, tiles, width] of mass 1."""
         return self.weights[rows].div_(self.mass[rows].to(self.weights.dtype).unsqueeze(2))
 
+    def prob_of(self, rows: Tensor, token_ids: Tensor) -> Tensor:
+        """p of token_ids [B, W] on rows [B, W], float64; 0 for an id outside the vocabulary and on a bad row."""
+        known = (token_ids >= 0) & (token_ids < self.vocab_size)
+        if self.bad is not None:
+            known &= ~self.bad[rows]
+        weights = self.weights.flatten(1)[rows, token_ids.clamp(0, self.vocab_size - 1)]
+        return torch.where(known, weights.double() / self.mass.squeeze(1)[rows], 0.0)
+
 
 def scale_of(temperature: Tensor) -> Tensor:
     """log2(e) / temperature as float64, finite for every temperature."""

@@ -46,9 +46,9 @@ def _wrong(
         if (parent, token) in seen and not may_repeat:
             facts = {"node": node, "parent": parent, "token": token}
             fix = (
-                "merge equal siblings (tree_of_paths does); drawn ones: draw each from what the earlier ones leave, or "
+                "merge equal siblings (tree_of_paths does); draw each sibling from what the earlier ones leave, "
+                "or say DraftDistribution(replacement=True)"
             )
-            fix += "say DraftDistribution(replacement=True)"
             return "SD-E292", "two siblings have the same token", {**facts, "fix": fix}
         seen.add((parent, token))
     deepest = max(depths(parents), default=0)

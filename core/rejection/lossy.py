@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kernels.philox import Stream, uniform
 from .layout import Layout
-from .torch_backend import draw_rows, greedy_requests, prob_of
+from .torch_backend import draw_rows, greedy_requests
 from .types import NO_PROPOSAL, PADDING_TOKEN_ID, DraftRows, SamplingRows, Uniforms, Verdict
 from .uniforms import draw_uniforms
 
@@ -60,7 +60,7 @@ class _Rows:
         self.greedy = greedy_requests(sampling)
         self.distribution, drawn = draw_rows(logits, cu_rows, sampling, uniforms, self.greedy)
         self.tokens = drawn[self.layout.rows]  # [B, K + 1]
-        self.prob = prob_of(self.distribution, self.layout.rows[:, :-1], drafts.token_ids)
+        self.prob = self.distribution.prob_of(self.layout.rows[:, :-1], drafts.token_ids)
 
     def verdict(self, accept: Tensor) -> Verdict:
         """The verdict of a rule that accepts [B, K]; greedy requests always take their argmax."""

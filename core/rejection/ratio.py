@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..kernels.pick import cumulate, pick, rows_where
 from ..kernels.row_distribution import RowDistribution, row_distribution, rows_in_cache, scale_of
@@ -95,7 +96,7 @@ def recover(
         for requests in torch.split(chosen, rows_in_cache(distribution.vocab_size, chosen)) if chosen.numel() else ():
             weights = distribution.probs(rows[requests])
             of_drafts = places[requests].clamp(max=uniforms.output.shape[1] - 2)
-            table.subtract(weights.flatten(1)[:, : distribution.vocab_size], requests, of_drafts)
+            weights.flatten(1)[:, : distribution.vocab_size].sub_(table.of(requests, of_drafts, distribution))
             cdf = cumulate(weights.clamp_(min=0.0))
             found = pick(weights, cdf, drawn[requests]).clamp_(max=distribution.vocab_size - 1)
             token_ids[requests] = torch.where(wanted[requests], found, token_ids[requests])
@@ -107,10 +108,10 @@ class DistributionTable(Protocol):
     """A form of draft distribution, over the places of B requests."""
 
     def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
-        """q of token_ids [B, W] (target ids, all within the target vocabulary) at places [W]; float64 [B, W]."""
+        """q, float64 [B, W], of token_ids [B, W] at places [W] or [B, W]: all of them ids of the target."""
 
-    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
-        """Subtract the distribution of each (request, place) pair, int64 [M], from weights [M, V] in place."""
+    def of(self, requests: Tensor, places: Tensor, target: RowDistribution) -> Tensor:
+        """The distribution of each (request, place) pair, int64 [M], as new numbers [M, V] like the target's."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ class DenseTable:
         draft_ids, known = _draft_ids(token_ids, self.t2d, self.probs.shape[2])
         return torch.where(known, self.probs[_requests(token_ids), places, draft_ids].double(), 0.0)
 
-    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
-        _subtract(weights, self.probs[requests, places].to(weights.dtype), self.t2d)
+    def of(self, requests: Tensor, places: Tensor, target: RowDistribution) -> Tensor:
+        return _over_targets(self.probs[requests, places].to(target.weights.dtype), self.t2d, target.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,15 @@ class LogitsTable:
 
     def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
         draft_ids, known = _draft_ids(token_ids, self.t2d, self.distribution.vocab_size)
-        rows = self.rows[:, places]
+        rows = self.rows[_requests(token_ids), places]
         probs = self.distribution.weights.flatten(1)[rows, draft_ids].double() / self._mass(rows)
         return torch.where(known, probs, 0.0)
 
-    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
-        rows = self.rows[requests, places]
-        distribution = self.distribution.weights[rows].flatten(1)[:, : self.distribution.vocab_size].to(weights.dtype)
-        _subtract(weights, distribution / self._mass(rows).to(weights.dtype).unsqueeze(1), self.t2d)
+    def of(self, requests: Tensor, places: Tensor, target: RowDistribution) -> Tensor:
+        rows, dtype = self.rows[requests, places], target.weights.dtype
+        distribution = self.distribution.weights[rows].flatten(1)[:, : self.distribution.vocab_size].to(dtype)
+        distribution.div_(self._mass(rows).to(dtype).unsqueeze(1))
+        return _over_targets(distribution, self.t2d, target.vocab_size)
 
     def _mass(self, rows: Tensor) -> Tensor:
         """NaN where the logits are no distribution."""
@@ -161,14 +163,16 @@ class SparseTable:
     probs: Tensor  # [B, K, M]
 
     def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
-        same = self.ids[:, places] == token_ids.unsqueeze(2)
-        return torch.where(same, self.probs[:, places], 0.0).sum(2, dtype=torch.float64)
+        at = _requests(token_ids), places
+        same = self.ids[at] == token_ids.unsqueeze(2)
+        return torch.where(same, self.probs[at], 0.0).sum(2, dtype=torch.float64)
 
-    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
+    def of(self, requests: Tensor, places: Tensor, target: RowDistribution) -> Tensor:
         ids = self.ids[requests, places]  # [M, top_m]
-        probs = self.probs[requests, places].to(weights.dtype)
-        known = (ids >= 0) & (ids < weights.shape[1])
-        weights.scatter_add_(1, torch.where(known, ids, 0), torch.where(known, -probs, 0.0))
+        probs = self.probs[requests, places].to(target.weights.dtype)
+        known = (ids >= 0) & (ids < target.vocab_size)
+        distribution = target.weights.new_zeros(len(ids), target.vocab_size)
+        return distribution.scatter_add_(1, torch.where(known, ids, 0), torch.where(known, probs, 0.0))
 
 
 def distribution_tables(distributions: DraftDistributions, wanted: Tensor) -> dict[DistributionKind, DistributionTable]:
@@ -209,10 +213,9 @@ def _draft_ids(token_ids: Tensor, t2d: Tensor | None, draft_vocab: int) -> tuple
     return draft_ids.clamp(0, draft_vocab - 1), known
 
 
-def _subtract(weights: Tensor, distribution: Tensor, t2d: Tensor | None) -> None:
-    """Subtract distributions [M, Vq] over draft ids from weights [M, V] over target ids."""
-    if t2d is None:
-        shared = min(distribution.shape[1], weights.shape[1])
-        weights[:, :shared] -= distribution[:, :shared]
-    else:
-        weights -= torch.where(t2d >= 0, distribution[:, t2d.clamp(min=0)], 0.0)
+def _over_targets(distribution: Tensor, t2d: Tensor | None, vocab_size: int) -> Tensor:
+    """Distributions [M, Vq] over draft ids as such [M, V] over target ids."""
+    if t2d is not None:
+        return torch.where(t2d >= 0, distribution[:, t2d.clamp(min=0)], 0.0)
+    beyond = vocab_size - distribution.shape[1]
+    return pad(distribution, (0, beyond)) if beyond else distribution

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.backend import BACKENDS, backend_of
-from . import block, torch_backend
+from . import torch_backend
 from .lossy import verify_synthetic, verify_typical
-from .tree import verify_trees
+from .tree import verify_chains_together, verify_trees
 from .types import DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 
 
@@ -62,7 +62,7 @@ def verify_plainly(
     """The form of a device whose backend has none of its own, in PyTorch. Arguments as of `verify`."""
     if drafts.parents is not None:
         return verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=together)
-    chains = block.verify_block if together else torch_backend.verify
+    chains = verify_chains_together if together else torch_backend.verify
     return chains(logits, cu_rows, drafts, sampling, uniforms)
 
 

@@ -90,7 +90,7 @@ def _verify(
     accept = tokens == chunk.token_ids
     test = None
     if drafts.distributions is not None and drafts.token_ids.shape[1]:
-        prob = prob_of(distribution, chunk.rows, chunk.token_ids)
+        prob = distribution.prob_of(chunk.rows, chunk.token_ids)
         test = ratio_test(prob, distribution.vocab_size, chunk, drafts.distributions, greedy, uniforms)
         accept = torch.where(test.applies, test.accept, accept)
     bad = None if distribution.bad is None else distribution.bad[chunk.rows]
@@ -147,17 +147,6 @@ def draw_rows(
         filters = FilterRows(sampling.top_k[owner], sampling.top_p[owner], sampling.min_p[owner])
     distribution = row_distribution(logits, scale_of(sampling.temperature)[owner], filters, greedy_rows, rows)
     return distribution, pick(distribution.weights, distribution.cdf, drawn_at).clamp_(max=distribution.vocab_size - 1)
-
-
-def prob_of(distribution: RowDistribution, rows: Tensor, token_ids: Tensor) -> Tensor:
-    """p of token_ids [B, W] on rows [B, W] of the distribution, float64; 0 for an id outside the vocabulary and on a
-    bad row.
-    """
-    known = (token_ids >= 0) & (token_ids < distribution.vocab_size)
-    if distribution.bad is not None:
-        known &= ~distribution.bad[rows]
-    weights = distribution.weights.flatten(1)[rows, token_ids.clamp(0, distribution.vocab_size - 1)]
-    return torch.where(known, weights.double() / distribution.mass.squeeze(1)[rows], 0.0)
 
 
 def verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows) -> Verdict:

@@ -18,12 +18,12 @@ from torch import Tensor
 from .drawn_tree import DrawnTrees, Ending, Tree
 from .layout import Layout
 from .ratio import distribution_tables
-from .torch_backend import best_tokens, draw_rows, greedy_requests, no_rows
+from .torch_backend import best_tokens, draw_rows, greedy_requests, no_rows, verify
 from .types import (
+    NO_PROPOSAL,
     PADDING_TOKEN_ID,
     STATUS_BAD_ROW,
     STATUS_EMPTY_RESIDUAL,
-    DistributionKind,
     DraftRows,
     SamplingRows,
     Uniforms,
@@ -61,15 +61,30 @@ def verify_trees(
     endings = [_follow(*each) for each in zip(trees, tokens, bad, strict=True)]
     idle = layout.last.squeeze(1).tolist()
     if drafts.distributions is not None:
-        tables = distribution_tables(drafts.distributions, layout.has_draft)
         kinds = _kinds(drafts, sampling)
-        applies = [b for b, kind in enumerate(kinds) if kind in tables and not idle[b] and trees[b].token_ids]
-        walked = DrawnTrees(distribution, layout.rows, tables, uniforms, drafts, together=together).run(
-            [(b, trees[b].without(bad[b]), DistributionKind(kinds[b])) for b in applies]
-        )
-        for b, ending in zip(applies, walked, strict=True):
-            endings[b] = ending if ending.token >= 0 else replace(ending, token=tokens[b][ending.path[-1]])
+        for kind, table in distribution_tables(drafts.distributions, layout.has_draft).items():
+            applies = [b for b in range(len(trees)) if kinds[b] == kind and not idle[b] and trees[b].token_ids]
+            walked = DrawnTrees(distribution, layout.rows, table, uniforms, drafts, together=together).run(
+                [(b, trees[b].without(bad[b])) for b in applies]
+            )
+            for b, ending in zip(applies, walked, strict=True):
+                endings[b] = ending if ending.token >= 0 else replace(ending, token=tokens[b][ending.path[-1]])
     return _verdict(trees, endings, bad, idle, layout)
+
+
+def verify_chains_together(
+    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | None = None
+) -> Verdict:
+    """Block verification (arXiv 2403.10444): a chain is a tree of one path, which ends where nothing was drawn.
+
+    Drafts without a distribution gain nothing from it: for them one after the other is already optimal.
+    """
+    if drafts.distributions is None or sampling.all_greedy:
+        return verify(logits, cu_rows, drafts, sampling, uniforms)
+    num_drawn = (drafts.token_ids != NO_PROPOSAL).cumprod(1).sum(1)
+    parents = torch.arange(-1, drafts.token_ids.shape[1] - 1, device=num_drawn.device).expand_as(drafts.token_ids)
+    chains = replace(drafts, lengths=drafts.lengths.minimum(num_drawn), parents=parents)
+    return replace(verify_trees(logits, cu_rows, chains, sampling, uniforms, together=True), path=None)
 
 
 def _trees_of(drafts: DraftRows) -> list[Tree]:

@@ -21,18 +21,6 @@ def draw_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
     return Uniforms(output=output, accept=accept[:, :-1])
 
 
-def draw_block_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
-    """Draw uniforms for block verification, which spends all its uniforms in every step.
-
-    The next step verifies other drafts at the same positions, so a uniform is also told apart by its place in the
-    block.
-    """
-    places = torch.arange(drafts.token_ids.shape[1], device=sampling.position.device)
-    positions = sampling.position.unsqueeze(1) + places
-    accept = uniform(sampling.seed.unsqueeze(1), positions, Stream.ACCEPT, places + 1)
-    return Uniforms(output=draw_uniforms(drafts, sampling).output, accept=accept)
-
-
 def draw_tree_uniforms(drafts: DraftRows, sampling: SamplingRows, depths: Tensor, *, together: bool) -> Uniforms:
     """Draw uniforms for trees, those of blocks where `together`. On a chain they are the numbers of `draw_uniforms`.
 

@@ -1,4 +1,4 @@
-"""Block verification of one request, written to be read; `block.verify_block` must return what this returns."""
+"""Block verification of one request, written to be read; `verify_block` must return what this returns."""
 
 from __future__ import annotations
 

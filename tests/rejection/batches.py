@@ -20,6 +20,7 @@ from specdec.core.rejection import (
     Verdict,
     verify,
 )
+from specdec.core.rejection.uniforms import draw_tree_uniforms
 
 ALL_KINDS = tuple(DistributionKind)
 
@@ -143,6 +144,12 @@ def select(batch: Batch, requests: Tensor) -> Batch:
         replace(sampling, **{name: getattr(sampling, name)[requests] for name in names}),
         batch.backend,
     )
+
+
+def block_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
+    """What verifies chains together: on a chain place i has i drafts before it."""
+    depths = torch.arange(drafts.token_ids.shape[1] + 1).expand(len(drafts.lengths), -1)
+    return draw_tree_uniforms(drafts, sampling, depths, together=True)
 
 
 def equal(left: Verdict, right: Verdict) -> bool:

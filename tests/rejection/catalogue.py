@@ -7,7 +7,7 @@ from .mutation import Mutant
 RATIO, LAYOUT = "rejection/ratio.py", "rejection/layout.py"
 BACKEND, FILTERS, PICK = "rejection/torch_backend.py", "kernels/filters.py", "kernels/pick.py"
 
-SUBTRACT = "table.subtract(weights.flatten(1)[:, : distribution.vocab_size], requests, of_drafts)"
+SUBTRACT = "weights.flatten(1)[:, : distribution.vocab_size].sub_(table.of(requests, of_drafts, distribution))"
 DRAFTED_ID = "chunk.token_ids.gather(1, stop)[requests]"
 
 MUTANTS = [
@@ -62,8 +62,8 @@ MUTANTS = [
         "tested_against_the_next_row",
         "dense",
         BACKEND,
-        before="prob = prob_of(distribution, chunk.rows, chunk.token_ids)",
-        after="prob = prob_of(distribution, chunk.rows.roll(-1, 1), chunk.token_ids)",
+        before="prob = distribution.prob_of(chunk.rows, chunk.token_ids)",
+        after="prob = distribution.prob_of(chunk.rows.roll(-1, 1), chunk.token_ids)",
     ),
     Mutant(
         "bonus_of_the_row_before",
@@ -76,7 +76,7 @@ MUTANTS = [
         "residual_temperature_differs",
         "dense",
         RATIO,
-        before="self.probs[requests, places].to(weights.dtype), self.t2d",
+        before="self.probs[requests, places].to(target.weights.dtype), self.t2d",
         after="torch.nn.functional.normalize(self.probs[requests, places] ** 0.8, p=1.0, dim=1), self.t2d",
     ),
     Mutant(
@@ -118,8 +118,8 @@ MUTANTS = [
         "sparse_distribution_not_subtracted",
         "sparse",
         RATIO,
-        before="torch.where(known, -probs, 0.0)",
-        after="torch.zeros_like(probs)",
+        before="0), torch.where(known, probs, 0.0)",
+        after="0), torch.zeros_like(probs)",
     ),
     Mutant(
         "filters_ignored",

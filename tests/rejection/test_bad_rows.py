@@ -19,8 +19,8 @@ from specdec.core.rejection import (
     Verdict,
     sample,
     verify,
+    verify_block,
 )
-from specdec.core.rejection.block import verify_block
 from specdec.core.rejection.lossy import verify_typical
 from specdec.core.rejection.torch_backend import greedy_requests
 from specdec.testing.rejection import reference

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from specdec.core.rejection import DistributionKind, verify
-from specdec.core.rejection.block import verify_block
-from specdec.core.rejection.uniforms import draw_block_uniforms
+from specdec.core.rejection import DistributionKind, verify, verify_block
 from specdec.testing.rejection.block_reference import verify_block_request
 from specdec.testing.rejection.exact_distribution import Problem, exact_distribution
 from specdec.testing.rejection.reference import _step
 
-from .batches import Shape, equal, random_batch
+from .batches import Shape, block_uniforms, equal, random_batch
 from .mutation import Mutant, mutated
 from .problems import DRAFTERS, SAMPLING, problem_of, random_model, with_lengths
 
 DOUBLE = torch.float64
-BLOCK = "rejection/block.py"
+BLOCK = "rejection/drawn_tree.py"
 WITH_DISTRIBUTION = ["dense_probs", "dense_logits", "sparse", "mapped_probs", "one_hot_probs"]
 
 
@@ -59,7 +56,7 @@ def test_uniforms_that_are_given_are_used_at_every_place(kinds: tuple[Distributi
     batch = random_batch(3, Shape(kinds=kinds, greedy=0.0))
     arguments = batch.logits, batch.cu_rows, batch.drafts
     other = replace(batch.sampling, seed=batch.sampling.seed + 1)
-    given = verify_block(*arguments, batch.sampling, draw_block_uniforms(batch.drafts, other))
+    given = verify_block(*arguments, batch.sampling, block_uniforms(batch.drafts, other))
     assert equal(given, verify_block(*arguments, other))
     assert not equal(given, verify_block(*arguments, batch.sampling))
 
@@ -83,7 +80,7 @@ def test_same_tokens_as_written_out_for_one_request() -> None:
         batch = random_batch(
             seed, Shape(kinds=(DistributionKind.DENSE_PROBS, DistributionKind.SPARSE), greedy=0.0, dtype=DOUBLE)
         )
-        uniforms = draw_block_uniforms(batch.drafts, batch.sampling)
+        uniforms = block_uniforms(batch.drafts, batch.sampling)
         assert uniforms.accept is not None
         got = verify_block(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
         for b, length in enumerate(batch.drafts.lengths.tolist()):
@@ -109,44 +106,26 @@ def test_requests_without_a_distribution_and_greedy_ones_take_the_plain_rules(sh
 def test_uniforms_of_consecutive_steps_differ_although_they_verify_the_same_position() -> None:
     batch = random_batch(1, Shape())
     later = replace(batch.sampling, position=batch.sampling.position + 1)
-    now, then = (draw_block_uniforms(batch.drafts, sampling).accept for sampling in (batch.sampling, later))
+    now, then = (block_uniforms(batch.drafts, sampling).accept for sampling in (batch.sampling, later))
     assert now is not None
     assert then is not None
     assert not (now[:, 1:] == then[:, :-1]).any()
 
 
 MUTANTS = [
-    Mutant(
-        "residual_not_scaled_by_survival",
-        "block",
-        BLOCK,
-        "cdf, residual = self._residual(requests, stop[requests], kind)",
-        "self.survival.fill_(1.0)\n            cdf, residual = self._residual(requests, stop[requests], kind)",
-    ),
-    Mutant("no_look_ahead_mass", "block", BLOCK, "accepts = (uniform[requests] * left < mass) &", "accepts ="),
-    Mutant(
-        "one_uniform_for_all_places",
-        "block",
-        BLOCK,
-        "self.uniforms.accept[:, place - 1]",
-        "self.uniforms.accept[:, 0]",
-    ),
-    Mutant("survival_not_clipped", "block", BLOCK, "* ratio[:, place]).clamp(max=1.0))", "* ratio[:, place]))"),
-    Mutant(
-        "stop_from_the_front",
-        "block",
-        BLOCK,
-        "range(self.drafts.token_ids.shape[1], 0, -1)",
-        "range(1, self.drafts.token_ids.shape[1] + 1)",
-    ),
-]
+    Mutant("residual_not_scaled_by_survival", "block", BLOCK, ".mul_(weights.view(-1, 1, 1))", ".mul_(1.0)"),
+    Mutant("survival_not_that_of_the_block", "block", BLOCK, "p if walk.failed[-1] else p * walk.weights[-1]", "p"),
+    Mutant("no_look_ahead_mass", "block", BLOCK, "walk.weights[-1] = weight_left if remains > 0 else 0.0", "pass"),
+    Mutant("one_uniform_for_all_places", "block", BLOCK, "[walk.request][node] < walk", "[walk.request][0] < walk"),
+    Mutant("survival_not_clipped", "block", BLOCK, "accept = min(1.0, p / q) if p > 0", "accept = p / q if p > 0"),
+    Mutant("p_after_the_last_failure", "block", BLOCK, "> 1 or self._accepts(walk)", "> 1"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_of_the_block_rule_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     with mutated(mutant, tmp_path) as package:
-        changed = importlib.import_module(f"{package.__name__}.block")
         distributions = [
-            exact_distribution(changed.verify_block, block_problem("dense_probs", "unit", s), 24) for s in range(4)
+            exact_distribution(package.verify_block, block_problem("dense_probs", "unit", s), 24) for s in range(4)
         ]
         assert max(distribution.total_variation for distribution in distributions) >= 2e-5

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DistributionKind, DraftRows, sampler, verify
-from specdec.core.rejection.block import verify_block
+from specdec.core.rejection import DistributionKind, DraftRows, sampler, verify, verify_block
 from specdec.testing.rejection.exact_distribution import Problem, exact_distribution
 from specdec.testing.rejection.reference import Params
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, left_of

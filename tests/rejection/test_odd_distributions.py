@@ -11,12 +11,11 @@ import torch
 
 from specdec.core.kernels.cuda import verification as triton_backend
 from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, Uniforms, verify, verify_block
-from specdec.core.rejection.uniforms import draw_block_uniforms
 from specdec.testing.rejection import reference
 from specdec.testing.rejection.block_reference import verify_block_request
 from specdec.testing.rejection.reference import Params, _step
 
-from .batches import Batch, Shape, equal, random_batch
+from .batches import Batch, Shape, block_uniforms, equal, random_batch
 from .interpreted import Verify, blockwise, quiet, with_tile
 from .problems import sampling_rows
 
@@ -126,7 +125,7 @@ def check_hole(function: Verify, seed: int, place: int) -> None:
     got = function(holed.logits, holed.cu_rows, holed.drafts, holed.sampling)
     want = verify_block(cut.logits, cut.cu_rows, cut.drafts, cut.sampling)
     assert torch.equal(got.output_ids, want.output_ids)
-    uniforms = draw_block_uniforms(holed.drafts, holed.sampling)
+    uniforms = block_uniforms(holed.drafts, holed.sampling)
     assert uniforms.accept is not None
     for b, length in enumerate(holed.drafts.lengths.tolist()):
         rows = holed.rows(b).double()

@@ -24,7 +24,7 @@ from specdec.core.rejection import (
     sampler,
 )
 from specdec.core.rejection.drawn_tree import Tree
-from specdec.core.rejection.uniforms import draw_block_uniforms, draw_tree_uniforms, draw_uniforms
+from specdec.core.rejection.uniforms import draw_tree_uniforms, draw_uniforms
 from specdec.testing.rejection.reference import Params
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, multi_round, traversal
 
@@ -292,15 +292,15 @@ def test_an_id_outside_the_vocabulary_is_accepted_nowhere_in_a_drawn_tree(outsid
 def test_a_chain_as_a_tree_has_the_uniforms_of_a_chain() -> None:
     batch = random_batch(0, Shape(num_requests=2, num_drafts=3, idle=0))
     depths = torch.arange(4).expand(2, 4)
-    for together, draw in ((False, draw_uniforms), (True, draw_block_uniforms)):
-        found, expected = (
-            draw_tree_uniforms(batch.drafts, batch.sampling, depths, together=together),
-            draw(batch.drafts, batch.sampling),
-        )
+    plain = draw_uniforms(batch.drafts, batch.sampling)
+    seeds, positions = batch.sampling.seed.unsqueeze(1), batch.sampling.position.unsqueeze(1) + torch.arange(3)
+    told_apart = uniform(seeds, positions, Stream.ACCEPT, torch.arange(1, 4))
+    for together, accept in ((False, plain.accept), (True, told_apart)):
+        found = draw_tree_uniforms(batch.drafts, batch.sampling, depths, together=together)
+        assert accept is not None
         assert found.accept is not None
-        assert expected.accept is not None
-        assert torch.equal(found.accept, expected.accept)
-        assert torch.equal(found.output, expected.output)
+        assert torch.equal(found.accept, accept)
+        assert torch.equal(found.output, plain.output)
 
 
 def test_a_lossy_rule_takes_no_tree() -> None:

@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.core.kernels.cuda import verification as triton_backend
 from specdec.core.kernels.cuda.workspace import Workspace
-from specdec.core.rejection import STATUS_BAD_ROW, DistributionKind, Uniforms, plan, sample, verify
-from specdec.core.rejection.block import verify_block
+from specdec.core.rejection import STATUS_BAD_ROW, DistributionKind, Uniforms, plan, sample, verify, verify_block
 from specdec.core.rejection.uniforms import draw_uniforms
 
 from .batches import Batch, Shape, equal, random_batch, select, tensors_of

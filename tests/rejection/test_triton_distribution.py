@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from specdec.core.kernels.cuda import verification as triton_backend
-from specdec.core.rejection import verify
-from specdec.core.rejection.block import verify_block
+from specdec.core.rejection import verify, verify_block
 from specdec.testing.rejection.exact_distribution import ExactDistribution, Problem, exact_distribution
 from specdec.testing.rejection.reference import Params
 

@@ -1,6 +1,9 @@
 """Device functions of the residual of a stop, and of the block rule, which looks for its stop from the end.
 
-See `rejection.block`, the plain form, for the rule and its letters.
+With P_0 = 1 and P_i = min(1, P_{i-1} p(x_i) / q(x_i)), the step stops at the last place i whose own uniform is below
+h_i. There h_i = M_i / (M_i + 1 - P_i) with M_i = sum (P_i p_i - q_i)+, and h_i = P_i where the drafts end. As
+h_i <= P_i, a place whose uniform is not below P_i needs no pass over the vocabulary. The token follows
+(P_i p_i - q_i)+, or p where the drafts end. `rejection.tree` is the plain form.
 """
 
 # ruff: noqa: ANN001, ANN201, PLR0913, RUF059
