@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import linear_regression
 
 
 def pooled(values: Sequence[float], weights: Sequence[float]) -> tuple[float, ...]:
@@ -30,8 +30,4 @@ def end_slope(places: Sequence[float], values: Sequence[float]) -> float:
     """
     half = max(2, (len(places) + 1) // 2)
     xs, ys = places[-half:], values[-half:]
-    if len(xs) < 2:
-        return 0.0
-    mean_x, mean_y = fmean(xs), fmean(ys)
-    rise = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    return max(rise / sum((x - mean_x) ** 2 for x in xs), 0.0)
+    return max(linear_regression(xs, ys).slope, 0.0) if len(xs) > 1 else 0.0
