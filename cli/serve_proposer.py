@@ -97,8 +97,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     import torch
 
     from specdec.adapters.serving.hosted import Hosted, served_speculation
-    from specdec.adapters.serving.server import Server, told_to_end
+    from specdec.adapters.serving.server import Server
     from specdec.adapters.serving.sessions import Limits
+    from specdec.adapters.serving.told_to_end import told_to_end
     from specdec.core.config.engine_config import EngineConfig
     from specdec.core.engine.plan import Plan
     from specdec.core.model.tokenizer import load_tokenizer

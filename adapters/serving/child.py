@@ -24,8 +24,9 @@ from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import as_failed
 
 from .hosted import Hosted, served_speculation
-from .server import Server, told_to_end
+from .server import Server
 from .sessions import Limits
+from .told_to_end import told_to_end
 
 MIB = 2**20
 ENDED_FIRST = 500  # of -1000 .. 1000: where the machine's memory is short, Linux ends it rather than its engine
@@ -102,6 +103,8 @@ def _unexpected(error: BaseException) -> ProposerError:
 
 def _prepare(order: Order, inherited: Inherited) -> None:
     _end_with_keeper()
+    os.setsid()  # what the proposer forks is ended with its group
+    os.register_at_fork(after_in_child=lambda: os.close(inherited.reports))  # or the engine would wait for its end
     os.close(inherited.orders)
     os.open(os.devnull, os.O_RDONLY)
     faulthandler.disable()  # enabled already, it would not take back a signal that a library took

@@ -189,7 +189,8 @@ class Hosted:
     ) -> list[Drafted]:
         """Show what was committed, and draft. Raises ProposerError, RequestError for tokens that cannot be.
 
-        After a ProposerError the requests of the step are unknown: they begin anew.
+        After a ProposerError the requests of the step are unknown, and begin anew. Where hidden states are read, which
+        come once, those stay whose tokens were shown.
         drawings: what each row is drawn with. Empty means that none is drawn. Nothing is prepared behind drawn drafts.
         num_states: hidden states of each row, where they are read.
         """
@@ -203,8 +204,11 @@ class Hosted:
                 raise failed
             drafts = self._drafted(known, drawn_with)
         except SpecdecError:
-            for text, _ in known:
-                self.end(text.request.request_id)
+            for text, row in known:
+                if self._states is None or len(text.request.token_ids) != row.start + len(row.tokens):
+                    self.end(text.request.request_id)
+                else:
+                    text.draft = []
             raise
         for text, _ in known:
             text.draft, _ = drafts.get(text.request.request_id, ([], None))

@@ -132,6 +132,8 @@ class Keeper:
         child, status = os.waitpid(self._child, options & os.WNOHANG)
         if child == 0:
             return
+        with suppress(ProcessLookupError, PermissionError):  # mostly there are none
+            os.killpg(self._child, signal.SIGKILL)  # its helpers
         self._child = None
         code = os.waitstatus_to_exitcode(status)
         how = how_it_ended(code)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import zmq
 
@@ -271,31 +268,3 @@ def _files_of_owner() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-@contextmanager
-def told_to_end() -> Iterator[int]:
-    """A file descriptor that can be read once SIGTERM or SIGINT has come. In the main thread alone.
-
-    A process that the proposer forks has the handler too. There the signal does what it does without one.
-    """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    server = os.getpid()
-
-    def tell(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != server:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        with suppress(BlockingIOError):
-            os.write(writing, b"!")
-
-    before: dict[int, Any] = {each: signal.signal(each, tell) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield reading
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reading)
-        os.close(writing)

@@ -316,8 +316,9 @@ class Conversation:
         self._error = error
         if question is not None and failed.number == question.number:
             self._question = None
-            for text in question.texts.values():
-                text.sent = 0
+            if self._states is None:  # they come once: it has kept the texts that go with them
+                for text in question.texts.values():
+                    text.sent = 0
 
     def _take_row(self, row: Drafted, texts: Mapping[str, Text]) -> None:
         """Take the draft of one of the texts that were asked for. Raises ValueError for none for this target."""

@@ -126,6 +126,12 @@ class Ends(LooksUp):
         return super().propose(step)
 
 
+class EndsWithStates(Ends):
+    """Is shown hidden states too."""
+
+    needs = Needs(history=True, hidden_states=("final",), extensions=(Metrics(),))
+
+
 class Learns(RepeatsLast):
     """Has a state that is saved: how many steps it has seen."""
 

@@ -10,8 +10,8 @@ import pytest
 from drafter_servers import hosted_with
 
 from specdec.adapters.serving import hosted as module
-from specdec.adapters.serving.server import told_to_end
 from specdec.adapters.serving.sessions import Limits, Sessions
+from specdec.adapters.serving.told_to_end import told_to_end
 from specdec.sdk import Draft, Needs, ProposerBase
 from specdec.sdk.errors import RequestError
 from specdec.sdk.extensions import Ahead
@@ -133,6 +133,27 @@ def test_more_signals_than_a_pipe_holds_end_a_server_once() -> None:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before[0])
+
+
+@pytest.mark.parametrize("is_told_before", [True, False], ids=["at once", "later"])
+def test_a_fork_ends_by_a_signal_that_is_for_it_and_its_server_is_not_told(is_told_before) -> None:
+    """A signal that comes before the fork has begun to run is not lost either."""
+    with told_to_end() as ended:
+        for _ in range(50):
+            pid = os.fork()
+            if pid == 0:
+                if is_told_before:
+                    signal.pause()
+                signal.raise_signal(signal.SIGTERM)
+                os._exit(0)
+            if is_told_before:
+                os.kill(pid, signal.SIGTERM)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        os.set_blocking(ended, False)
+        with pytest.raises(BlockingIOError):
+            os.read(ended, 1)
+        signal.raise_signal(signal.SIGTERM)
+        assert os.read(ended, 1) == b"!"
 
 
 class TellsExtensions(Remembers):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from drafter_servers import hosted_with
 from inside import target_of
-from test_isolation import SAMPLED, engine, figures, processes_of, sampled, texts, until
+from test_isolation import SAMPLED, engine, figures, mine, processes_of, sampled, texts, until
 
 from specdec import SamplingParams
 from specdec.adapters.serving.hosted import CHUNK, Hosted, served_speculation
@@ -106,6 +106,17 @@ def test_requests_that_run_when_it_is_killed_go_on_plainly_and_new_ones_get_draf
     assert llm.engine.metrics.acceptance.num_drafts > drafted[-1]
     assert figures(llm)["restarts"] == figures(llm)["returns"] == 1
     llm.close()
+
+
+@pytest.mark.full
+def test_an_error_costs_one_step_its_drafts_as_in_one_process(plain) -> None:
+    found = []
+    for isolation in (None, "process"):
+        llm = engine(mine("EndsWithStates", isolation, how="raises") | {"on_proposer_error": "skip_step"})
+        found.append(sampled(llm, params=GREEDY))
+        llm.close()
+    assert found[0] == found[1]
+    assert min(each["num_draft_tokens"] for _, each in found[1]) > 8 * 4
 
 
 @pytest.mark.full
