@@ -25,6 +25,8 @@ class KindChoice(StrEnum):
     PLUGINS = "plugins"
     DATASETS = "datasets"
     METRICS_EXPORTERS = "metrics_exporters"
+    GRAMMARS = "grammars"
+    VERIFICATION_RULES = "verification_rules"
 
 
 def command(
@@ -42,7 +44,7 @@ def command(
     how: FormatOption = Format.AUTO,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is installed: proposers, hook plugins, datasets and exporters. Nothing is imported."""
+    """List what is installed: proposers, hook plugins, and functions that are offered by name. Nothing is imported."""
     session: Session = ctx.obj
     chosen = _checked_fields(fields)
     how = Format.JSON if as_json else how

@@ -74,10 +74,10 @@ class SpeculativeConfig(BaseModel):
         default="greedy",
         description="greedy: the most likely tokens; probabilistic: drawn, and verified with their distribution",
     )
-    rejection_sample_method: Annotated[
-        Literal["standard", "block", "typical", "synthetic"], BeforeValidator(_offered_rejection_method)
-    ] = Field(
-        default="standard", description="how drafts are verified; standard and block are lossless, the others are not"
+    rejection_sample_method: Annotated[str, BeforeValidator(_offered_rejection_method)] = Field(
+        default="standard",
+        min_length=1,
+        description="how drafts are verified: standard and block are lossless; typical, synthetic and others are not",
     )
     synthetic_acceptance_rate: Share | None = Field(
         default=None, description="what synthetic accepts of the drafts whose predecessors stand"

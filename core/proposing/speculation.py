@@ -19,7 +19,8 @@ from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import spare_memory
 from ..model.inference_form import check_quantization, experts_settings
 from ..registry import HookPlugins, LoadedProposer, Observers, PluginSettings, Registry, load_proposer
-from ..rejection.sampler import LOSSY, VerificationRule, rule_of
+from ..registry.functions import call_offered
+from ..rejection.sampler import LOSSLESS, VerificationRule
 from ..request.metrics import EngineMetrics
 from .admission import Admission, Withheld, admit, target_layers_used
 from .draft_store import DistributionBuffers
@@ -40,6 +41,7 @@ class Speculation:
     loaded: LoadedProposer
     admission: Admission
     info: TargetInfo  # as the proposer is told
+    rule: VerificationRule
 
     @classmethod
     def prepare(
@@ -63,7 +65,8 @@ class Speculation:
         experts_settings(config.moe_backend)
         check_quantization(config.quantization, WHERE)
         registry = Registry.discover(settings, hooks)
-        if config.rejection_sample_method in LOSSY:
+        rule = LOSSLESS.get(config.rejection_sample_method) or _offered_rule(config, settings)
+        if config.rejection_sample_method not in LOSSLESS:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
                 "effect": "what is generated depends on the drafts, and does not follow the target's distribution",
@@ -78,7 +81,8 @@ class Speculation:
         loaded = load_proposer(registry.resolve(config), config, info)
         config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
         budget = spare_memory(torch.device(info.device)) if allocates else None
-        return cls(config, loaded, admit(loaded, info, distribution_budget_bytes=budget, withheld=withheld), info)
+        admission = admit(loaded, info, distribution_budget_bytes=budget, withheld=withheld)
+        return cls(config, loaded, admission, info, rule)
 
     def require_cached(self, layers: Sequence[LayerShape]) -> None:
         """Refuse a target that caches no keys and values in a layer of which they are used. Raises Refusal."""
@@ -89,14 +93,9 @@ class Speculation:
             raise refusal.attributed_on(self.loaded.plugin)
 
     @property
-    def rule(self) -> VerificationRule:
-        """How drafts are verified."""
-        return rule_of(self.config.rejection_sample_method, self.config.synthetic_acceptance_rate)
-
-    @property
     def is_lossless(self) -> bool:
         """Whether what is generated follows the target's distribution."""
-        return self.config.rejection_sample_method not in LOSSY
+        return self.config.rejection_sample_method in LOSSLESS
 
     @property
     def lookahead(self) -> int:
@@ -142,3 +141,14 @@ class Speculation:
         host = kind(self.loaded, self.info, device, policy, metrics, on_error, views, read_late=read_late)
         host.bind(self.info, services)
         return host
+
+
+def _offered_rule(config: SpeculativeConfig, settings: PluginSettings) -> VerificationRule:
+    """The rule that a distribution offers by this name: a function of the configuration makes it."""
+    return call_offered("verification_rules", config.rejection_sample_method, config, _as_rule, settings, LOSSLESS)
+
+
+def _as_rule(found: VerificationRule) -> VerificationRule:
+    if not callable(found):
+        raise TypeError(f"a verification rule is a function, and this is {found!r}")
+    return found

@@ -19,7 +19,7 @@ from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
 from .class_path import DOTTED
 
-Kind = Literal["proposers", "plugins", "datasets", "metrics_exporters", "grammars"]
+Kind = Literal["proposers", "plugins", "datasets", "metrics_exporters", "grammars", "verification_rules"]
 Status = Literal["ok", "broken", "duplicate", "blocked"]
 
 TARGET = re.compile(rf"(?P<module>{DOTTED})\s*(:\s*(?P<attribute>{DOTTED}))?\s*(\[.*\])?")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .types import NO_PROPOSAL, STATUS_BAD_ROW, DraftRows
+from .types import NO_PROPOSAL, DraftRows
 
 LOGITS_AT_ONCE = 1 << 19  # to read fewer saves less than the calls cost
 
@@ -35,21 +35,6 @@ class Layout:
             has_draft=offsets[:-1] < drafts.lengths.unsqueeze(1),
             last=(cu_rows[1:].unsqueeze(1) > starts).long() - 1,
         )
-
-    def legal(self, accept: Tensor, bad: Tensor | None) -> Tensor:
-        """accept [B, K] without the places that hold no draft or whose row is bad."""
-        accept = accept & self.has_draft
-        return accept if bad is None else accept & ~bad[self.rows[:, :-1]]
-
-    def emitted(self, num_accepted: Tensor) -> Tensor:
-        """The places that emit a token, bool [B, K + 1]: up to the stop, none for a request without rows."""
-        return self.offsets <= num_accepted.unsqueeze(1) + self.last
-
-    def status(self, emitted: Tensor, bad: Tensor | None) -> Tensor:
-        """STATUS_BAD_ROW for each request that emits a token of a bad row, int64 [B]."""
-        if bad is None:
-            return self.last.new_zeros(len(self.last))
-        return (bad[self.rows] & emitted).any(1) * STATUS_BAD_ROW
 
 
 def places_at_once(logits: Tensor, num_requests: int, num_places: int) -> int:

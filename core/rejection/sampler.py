@@ -1,8 +1,8 @@
-"""Verification and plain sampling, by the backend of the logits' device, and rules by their names."""
+"""Verification and plain sampling, by the backend of the logits' device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..kernels.backend import BACKENDS, backend_of
 from . import torch_backend
-from .lossy import verify_synthetic, verify_typical
 from .tree import verify_chains_together, verify_trees
 from .types import DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 
@@ -164,36 +163,5 @@ class VerificationRule(Protocol):
     ) -> Verdict: ...
 
 
-LOSSY = frozenset({"typical", "synthetic"})
-"""The rules under which what is generated does not follow the target's distribution."""
-
-
-def rule_of(name: str, rate: float | None = None) -> VerificationRule:
-    """The rule of a name: "standard", "block", or one of LOSSY. `rate` is what "synthetic" accepts."""
-    match name:
-        case "standard":
-            return verify
-        case "block":
-            return verify_block
-        case "typical":
-            return partial(_with_rows, verify_typical)
-        case "synthetic" if rate is not None:
-            return partial(_with_rows, partial(verify_synthetic, rates=torch.tensor(rate)))
-    raise ValueError(f"there is no rule {name!r} with rate {rate}")
-
-
-def _with_rows(
-    rule: Callable[..., Verdict],
-    logits: Tensor,
-    cu_rows: Tensor,
-    drafts: DraftRows,
-    sampling: SamplingRows,
-    *,
-    workspace: object | None = None,
-) -> Verdict:
-    """A lossy rule, of chains alone; a step of prompt chunks only has no row for it."""
-    if drafts.parents is not None:
-        raise ValueError("a lossy rule verifies no trees")
-    if not len(logits):
-        return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
-    return rule(logits, cu_rows, drafts, sampling)
+LOSSLESS: Mapping[str, VerificationRule] = {"standard": verify, "block": verify_block}
+"""The rules under which what is generated follows the target's distribution, by name."""

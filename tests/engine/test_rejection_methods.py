@@ -8,6 +8,7 @@ import pytest
 from engine_helpers import GREEDY, counter
 
 from specdec import LLM, SamplingParams
+from specdec.sdk import ConfigError
 
 SAMPLED = SamplingParams(temperature=1, seed=5, max_tokens=24, ignore_eos=True)
 DRAFTER = {"model": "tiny/draft", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
@@ -38,3 +39,9 @@ def test_block_verification_accepts_as_much_as_standard_and_warns_of_nothing(pro
         block = run(prompts, SAMPLED, rejection_sample_method="block")
     assert block[1] > 0
     assert "SD-W302" not in caplog.text
+
+
+def test_a_rule_that_nobody_offers_is_told_with_those_there_are():
+    known = r"(?s)SD-E132 there is no such verification rule.*mean +standard.*standard, block, synthetic, typical"
+    with pytest.raises(ConfigError, match=known):
+        LLM("tiny", speculative_config=DRAFTER | {"rejection_sample_method": "stndard"})

@@ -1,6 +1,7 @@
-"""Functions that distributions offer by name: datasets for the lab, exporters of an engine's metrics."""
+"""Functions that distributions offer by name: datasets for the lab, exporters of metrics, verification rules."""
 
 import re
+import sys
 
 import pytest
 
@@ -114,3 +115,39 @@ def test_an_unknown_exporter_is_told_what_is_offered(offer):
     offer("metrics_exporters", "lines", "")
     with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  lines.*lines, prometheus"):
         export("line")
+
+
+RULE = """
+from specdec.core.rejection import verify
+
+def given(config):
+    def rule(logits, cu_rows, drafts, sampling, *, workspace=None):
+        asked.append(config.num_speculative_tokens)
+        return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
+    return rule
+
+asked = []
+"""
+
+
+def test_a_stranger_offers_a_verification_rule_and_its_user_is_warned(offer, caplog):
+    offer("verification_rules", "lenient", RULE)
+    settings = {"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "lenient"}
+    with LLM("tiny", speculative_config=settings) as llm:
+        llm.generate(["1 2 3 1 2 3 1 2"])
+    assert set(sys.modules["f_mod"].asked) == {3}
+    assert "SD-W302" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def given(config): return 3", r'SD-E118 the verification rule "lenient" raised TypeError.*this is 3'),
+        ("def given(config): 1 / 0", r'SD-E118 the verification rule "lenient" raised ZeroDivisionError'),
+    ],
+)
+def test_a_verification_rule_that_fails_is_attributed(offer, source, told):
+    offer("verification_rules", "lenient", source)
+    settings = {"method": "ngram", "rejection_sample_method": "lenient"}
+    with pytest.raises(PluginLoadError, match=rf"(?s){told}"):
+        LLM("tiny", speculative_config=settings)

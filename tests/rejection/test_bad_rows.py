@@ -21,8 +21,8 @@ from specdec.core.rejection import (
     verify,
     verify_block,
 )
-from specdec.core.rejection.lossy import verify_typical
 from specdec.core.rejection.torch_backend import greedy_requests
+from specdec.lab.lossy_rules import verify_typical
 from specdec.testing.rejection import reference
 from specdec.testing.rejection.reference import Params
 

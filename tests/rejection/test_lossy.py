@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.rejection import DistributionKind, DraftRows
-from specdec.core.rejection.lossy import verify_synthetic, verify_typical
+from specdec.lab.lossy_rules import typical, verify_synthetic, verify_typical
 from specdec.testing.rejection.reference import Params
 
 from .batches import Shape, random_batch
@@ -64,3 +65,11 @@ def test_a_flat_row_accepts_its_tokens_where_delta_is_below_one(vocab_size: int,
     drafts = DraftRows(torch.tensor([[vocab_size - 1]]), torch.tensor([1]))
     arguments = torch.zeros(2, vocab_size), torch.tensor([0, 2]), drafts, sampling_rows([Params()])
     assert int(verify_typical(*arguments, epsilon=1.0, delta=delta).num_accepted) == accepts
+
+
+def test_a_lossy_rule_takes_no_tree() -> None:
+    batch = random_batch(17, ONE_HOT)
+    drafts = replace(batch.drafts, parents=torch.full_like(batch.drafts.token_ids, -1))
+    rule = typical(SpeculativeConfig(method="any"))
+    with pytest.raises(ValueError, match="no trees"):
+        rule(batch.logits, batch.cu_rows, drafts, batch.sampling)

@@ -303,12 +303,6 @@ def test_a_chain_as_a_tree_has_the_uniforms_of_a_chain() -> None:
         assert torch.equal(found.output, plain.output)
 
 
-def test_a_lossy_rule_takes_no_tree() -> None:
-    batch = problem(17, coupled, DistributionKind.ONE_HOT, PARAMS["unit"])
-    with pytest.raises(ValueError, match="no trees"):
-        sampler.rule_of("typical")(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-
-
 def test_on_a_chain_a_node_is_told_apart_by_its_position_alone() -> None:
     kind = torch.full((2,), DistributionKind.DENSE_PROBS, dtype=torch.uint8)
     drafts = DraftRows(torch.zeros(2, 3, dtype=torch.int64), torch.tensor([3, 3]), DraftDistributions(kind))

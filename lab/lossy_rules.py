@@ -1,18 +1,59 @@
-"""Rules that do NOT keep the target's distribution. Nothing chooses them but a caller who names them.
+"""Verification rules that do NOT keep the target's distribution, for comparisons and benchmarks.
 
-They use no draft distribution: the token of the stop is drawn from p.
+They are offered by name, and nothing chooses them but a user who writes it down. They use no draft distribution: the
+token of the stop is drawn from p.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ..kernels.philox import Stream, uniform
-from .layout import Layout
-from .torch_backend import draw_rows, greedy_requests
-from .types import NO_PROPOSAL, PADDING_TOKEN_ID, DraftRows, SamplingRows, Uniforms, Verdict
-from .uniforms import draw_uniforms
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.kernels.philox import Stream, uniform
+from specdec.core.rejection.layout import Layout
+from specdec.core.rejection.sampler import VerificationRule, verify
+from specdec.core.rejection.torch_backend import draw_rows, greedy_requests
+from specdec.core.rejection.types import (
+    NO_PROPOSAL,
+    PADDING_TOKEN_ID,
+    STATUS_BAD_ROW,
+    DraftRows,
+    SamplingRows,
+    Uniforms,
+    Verdict,
+)
+from specdec.core.rejection.uniforms import draw_uniforms
+
+
+def typical(config: SpeculativeConfig) -> VerificationRule:
+    """The rule "typical": see `verify_typical`."""
+    return partial(_of_chains, verify_typical)
+
+
+def synthetic(config: SpeculativeConfig) -> VerificationRule:
+    """The rule "synthetic", which accepts drafts at the configuration's rate: see `verify_synthetic`."""
+    return partial(_of_chains, partial(verify_synthetic, rates=torch.tensor(config.synthetic_acceptance_rate)))
+
+
+def _of_chains(
+    rule: Callable[..., Verdict],
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    *,
+    workspace: object | None = None,
+) -> Verdict:
+    """A rule for chains alone. A step of prompt chunks only has no row for it."""
+    if drafts.parents is not None:
+        raise ValueError("a lossy rule verifies no trees")
+    if not len(logits):
+        return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
+    return rule(logits, cu_rows, drafts, sampling)
 
 
 def verify_typical(
@@ -37,7 +78,7 @@ def verify_typical(
 def verify_synthetic(
     logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, rates: Tensor
 ) -> Verdict:
-    """Accept draft i with probability rates[i], whatever it is; rates float [K] or []. Lossy, for benchmarks.
+    """Accept draft i with probability rates[i], whatever it is; rates float [K] or []. Lossy.
 
     A greedy request accepts its argmax only. An id outside the vocabulary is never accepted, nor one that is barred, as
     by a grammar: its logit is -inf.
@@ -64,17 +105,19 @@ class _Rows:
 
     def verdict(self, accept: Tensor) -> Verdict:
         """The verdict of a rule that accepts [B, K]; greedy requests always take their argmax."""
-        proposed = self.drafts.token_ids != NO_PROPOSAL
+        layout, drafted = self.layout, self.drafts.token_ids
         if self.greedy is not None:
-            accept = torch.where(self.greedy.unsqueeze(1), self.tokens[:, :-1] == self.drafts.token_ids, accept)
-        accept = self.layout.legal(accept & proposed, self.distribution.bad)
+            accept = torch.where(self.greedy.unsqueeze(1), self.tokens[:, :-1] == drafted, accept)
+        bad = self.distribution.bad
+        bad = torch.zeros_like(self.tokens, dtype=torch.bool) if bad is None else bad[layout.rows]  # [B, K + 1]
+        accept = accept & (drafted != NO_PROPOSAL) & layout.has_draft & ~bad[:, :-1]
         num_accepted = accept.cumprod(1).sum(1)
-        emitted = self.layout.emitted(num_accepted)
-        before = self.layout.offsets[:-1] < num_accepted.unsqueeze(1)
+        emitted = layout.offsets <= num_accepted.unsqueeze(1) + layout.last
         tokens = self.tokens.clone()
-        tokens[:, :-1] = torch.where(before, self.drafts.token_ids, tokens[:, :-1])
+        before = layout.offsets[:-1] < num_accepted.unsqueeze(1)
+        tokens[:, :-1] = torch.where(before, drafted, tokens[:, :-1])
         return Verdict(
             output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
             num_accepted=num_accepted,
-            status=self.layout.status(emitted, self.distribution.bad),
+            status=(bad & emitted).any(1) * STATUS_BAD_ROW,
         )
