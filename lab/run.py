@@ -18,10 +18,10 @@ from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
-from specdec.core.registry.proposer_state import as_path, has_state
 from specdec.core.request.request import Request
 from specdec.sdk import StrictModel
 from specdec.sdk.ranges import Limit, LimitOrZero, Temperature
+from specdec.sdk.saved_state import as_path, has_state
 
 from .datasets import load_dataset, of_category
 from .earlier import EarlierRun

@@ -19,12 +19,12 @@ import specdec.sdk
 from scripts.described import described, docstring, keys, table
 from specdec import testing
 from specdec.adapters import export, transformers
-from specdec.adapters.foreign.vllm_keys import offered_keys, vllm_keys
+from specdec.adapters.foreign.vllm_keys import offered_keys, refused_values, vllm_keys
 from specdec.cli._app import build_app
 from specdec.core import llm
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.config.speculative_config import NOT_OFFERED, SpeculativeConfig
+from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.engine import outputs
 from specdec.lab import notebook
 from specdec.lab.run import RunSettings
@@ -209,8 +209,8 @@ proposer whose options declare a key answers it itself."""
     for name, key in vllm_keys().items():
         same = ", ".join(f"`{json.dumps(value)}`" for value in key.same)
         rows.append((f"`{name}`", f"{same}: so already" if same else "refused", f"{key.reason}. Here: {key.here}"))
-    for name, text in NOT_OFFERED.items():
-        rows.append((f'`rejection_sample_method: "{name}"`', "refused", text))
+    for name, values in refused_values().items():
+        rows += [(f'`{name}: "{value}"`', "refused", text) for value, text in values.items()]
     return f"{intro}\n\n{table(('key', 'answer', 'otherwise, why not and what to do'), rows)}\n"
 
 

@@ -11,7 +11,7 @@ from specdec.sdk.errors import SpecdecWarning
 from specdec.sdk.hooks import hookimpl
 from specdec.sdk.proposer_protocol import Proposer
 
-from .vllm_keys import vllm_keys
+from .vllm_keys import refused_values, vllm_keys
 
 CALLED_ELSEWHERE = {
     "load_model": "bind(target, services)",
@@ -47,7 +47,7 @@ def adapt_proposer(candidate: Any) -> type[Proposer] | None:
 def explain_key(key: str, value: Any) -> str | None:
     """What becomes of a key of vLLM's."""
     known = vllm_keys().get(key)
-    return None if known is None else known.answer(value)
+    return refused_values().get(key, {}).get(str(value)) if known is None else known.answer(value)
 
 
 def is_vllm_class(candidate: type) -> bool:

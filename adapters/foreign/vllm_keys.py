@@ -32,10 +32,17 @@ def offered_keys() -> tuple[str, ...]:
 @cache
 def vllm_keys() -> dict[str, VllmKey]:
     """All others by name."""
-    tables = {name: entry for name, entry in _data().items() if name != "offered"}
+    tables = {name: entry for name, entry in _data().items() if name not in ("offered", "values")}
     return {
         name: VllmKey(entry["reason"], entry["here"], tuple(entry.get("same", ()))) for name, entry in tables.items()
     }
+
+
+@cache
+def refused_values() -> dict[str, dict[str, str]]:
+    """Why values of offered keys are refused, by key and value."""
+    values: dict[str, dict[str, str]] = _data()["values"]
+    return values
 
 
 def _data() -> dict[str, Any]:

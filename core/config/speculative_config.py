@@ -17,26 +17,6 @@ WHERE = "speculative_config"
 EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
 
 
-NOT_OFFERED = {
-    "fly": "entropy-gated acceptance is lossy, and not offered. Use 'standard'",
-    "strict": 'an older word. Use \'standard\' with "draft_sample_method": "greedy"',
-    "probabilistic": 'an older word. Use \'standard\' with "draft_sample_method": "probabilistic"',
-}
-"""Rejection methods by name, and what to use instead."""
-
-
-def _offered_rejection_method(value: Any) -> Any:
-    if isinstance(value, str) and value in NOT_OFFERED:
-        raise ValueError(NOT_OFFERED[value])
-    return value
-
-
-def _single_rank(value: Any) -> Any:
-    if value is not None and (type(value) is not int or value != 1):
-        raise ValueError("a draft model split over several devices is not offered. Use 1 or leave it out")
-    return value
-
-
 def _path_as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -74,7 +54,7 @@ class SpeculativeConfig(BaseModel):
         default="greedy",
         description="greedy: the most likely tokens; probabilistic: drawn, and verified with their distribution",
     )
-    rejection_sample_method: Annotated[str, BeforeValidator(_offered_rejection_method)] = Field(
+    rejection_sample_method: str = Field(
         default="standard",
         min_length=1,
         description="how drafts are verified: standard and block are lossless; typical, synthetic and others are not",
@@ -103,9 +83,6 @@ class SpeculativeConfig(BaseModel):
     dtype: str | None = Field(default=None, description="dtype of the draft network; None inherits the target's")
     trust_remote_code: bool = Field(
         default=False, strict=True, description="run modelling code of the draft checkpoint"
-    )
-    draft_tensor_parallel_size: Annotated[int | None, BeforeValidator(_single_rank)] = Field(
-        default=None, description="1; anything else is refused"
     )
 
     def __init__(self, /, **values: Any) -> None:

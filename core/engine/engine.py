@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from specdec.sdk.errors import ConfigError, RequestError
+from specdec.sdk.saved_state import as_path
 
 from ..config.engine_config import EngineConfig
 from ..config.sampling_params import SamplingParams
@@ -20,7 +21,6 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.functions import call_offered
-from ..registry.proposer_state import as_path
 from ..request.chat import Message, encode_chat
 from ..request.metrics import Metric
 from ..request.prompts import Prompt, encode, read_prompt

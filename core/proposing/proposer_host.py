@@ -14,11 +14,11 @@ from torch import Tensor
 
 from specdec.sdk.errors import ProposerError, SpecdecError
 from specdec.sdk.hooks import StepStats
+from specdec.sdk.saved_state import find_state, has_state, require_state, save_state
 from specdec.sdk.services import Services
 from specdec.sdk.types import RequestView, StepView, TargetInfo
 
 from ..registry.load import LoadedProposer, construct
-from ..registry.proposer_state import find_state, has_state, require_state, save_state
 from ..request.metrics import EngineMetrics
 from .between_steps import as_tensors, own_metrics, require_updatable
 from .contained_calls import ContainedCalls, OnProposerError

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdec.sdk.errors import Refusal, message
+from specdec.sdk.errors import ConfigError, Refusal, message
 from specdec.sdk.extensions import Trees
 from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
@@ -65,7 +65,7 @@ class Speculation:
         experts_settings(config.moe_backend)
         check_quantization(config.quantization, WHERE)
         registry = Registry.discover(settings, hooks)
-        rule = LOSSLESS.get(config.rejection_sample_method) or _offered_rule(config, settings)
+        rule = LOSSLESS.get(config.rejection_sample_method) or _offered_rule(config, settings, hooks)
         if config.rejection_sample_method not in LOSSLESS:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
@@ -143,9 +143,13 @@ class Speculation:
         return host
 
 
-def _offered_rule(config: SpeculativeConfig, settings: PluginSettings) -> VerificationRule:
+def _offered_rule(config: SpeculativeConfig, settings: PluginSettings, hooks: HookPlugins) -> VerificationRule:
     """The rule that a distribution offers by this name: a function of the configuration makes it."""
-    return call_offered("verification_rules", config.rejection_sample_method, config, _as_rule, settings, LOSSLESS)
+    name = config.rejection_sample_method
+    told = hooks.relay.explain_key(key="rejection_sample_method", value=name)
+    if told:
+        raise ConfigError("SD-E132", f"rejection_sample_method is {name!r}", {"because": told})
+    return call_offered("verification_rules", name, config, _as_rule, settings, LOSSLESS)
 
 
 def _as_rule(found: VerificationRule) -> VerificationRule:

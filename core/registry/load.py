@@ -19,13 +19,13 @@ from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.needs import Needs
 from specdec.sdk.proposer_protocol import Proposer
 from specdec.sdk.request_options import read_request_options, request_options_model
+from specdec.sdk.saved_state import as_path, find_state, has_state, require_state
 from specdec.sdk.types import TargetInfo
 
 from ..config.speculative_config import SpeculativeConfig
 from .attribution import attributing
 from .catalog import ResolvedProposer
 from .hooks import HookPlugins
-from .proposer_state import as_path, find_state, has_state, require_state
 
 logger = logging.getLogger("specdec")
 

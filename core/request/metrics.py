@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -144,6 +145,15 @@ class EngineMetrics:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by stage, if profiled
     proposer_errors: Tally[str] = field(default_factory=Tally)  # by error code
 
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time of a block to a stage's seconds."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - start
+
     def collect(self, prefix: str = "specdec", of_proposer: Mapping[str, float] | None = None) -> list[Metric]:
         """All metrics as flat objects; names as on a Prometheus wire, without the `_total`.
 
@@ -172,20 +182,6 @@ class EngineMetrics:
         ]
         metrics += [Gauge(f"{prefix}:{name}", value, labels) for name, value in sorted((of_proposer or {}).items())]
         return metrics
-
-
-class StageClock:
-    """Adds the time of a `with` block to a stage's seconds."""
-
-    def __init__(self, seconds: defaultdict[str, float], stage: str) -> None:
-        self._seconds = seconds
-        self._stage = stage
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._seconds[self._stage] += time.perf_counter() - self._start
 
 
 def _ratio(part: float, whole: float) -> float:

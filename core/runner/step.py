@@ -22,7 +22,7 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.top_tokens import TopTokens
 from ..proposing.views import Computed
 from ..rejection import STATUS_BAD_ROW, Verdict, VerificationRule, verify
-from ..request.metrics import EngineMetrics, StageClock
+from ..request.metrics import EngineMetrics
 from ..request.request import Committed, Request
 from ..request.verified_tree import VerifiedTree
 from .batch import Batch, SamplingTable, accepted_paths, build_batch
@@ -206,7 +206,7 @@ class Runner:
         )
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
-        return StageClock(self._metrics.seconds, stage) if self._metrics.is_profiled else UNTIMED
+        return self._metrics.timed(stage) if self._metrics.is_profiled else UNTIMED
 
 
 def verified_step(committed: Sequence[Committed], first_rows: Iterable[int], logits: Tensor) -> VerifiedStep:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specdec.core.registry.proposer_state import MANIFEST, find_state, save_state
 from specdec.sdk import ConfigError, SpecdecError
 from specdec.sdk.errors import PluginId
+from specdec.sdk.saved_state import MANIFEST, find_state, save_state
 
 MINE = PluginId("mine", "m:Mine", "specdec-plugin-mine", "1.2")
 OTHER = PluginId("other", "m:Other", "specdec-plugin-other", "1.2")

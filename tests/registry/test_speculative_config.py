@@ -65,25 +65,9 @@ def test_config_without_method_and_model_is_refused():
     assert "names no proposer" in str(error)
 
 
-def test_a_rejection_method_that_is_not_offered_is_refused_by_name_with_the_reason():
-    error = refused(GIVEN | {"rejection_sample_method": "fly"})
-    assert "lossy" in str(error)
-    assert "found 'fly'" in str(error)
-
-
 def test_synthetic_acceptance_needs_its_rate_and_the_rate_its_rule():
     for half in ({"rejection_sample_method": "synthetic"}, {"synthetic_acceptance_rate": 0.5}):
         assert "give both" in str(refused(GIVEN | half))
-
-
-@pytest.mark.parametrize("size", [2, "1", True])
-def test_draft_tensor_parallel_size_other_than_one_is_refused(size):
-    assert "draft_tensor_parallel_size" in str(refused(GIVEN | {"draft_tensor_parallel_size": size}))
-
-
-@pytest.mark.parametrize("size", [1, None])
-def test_draft_tensor_parallel_size_of_one_is_accepted(size):
-    assert SpeculativeConfig.parse(GIVEN | {"draft_tensor_parallel_size": size})
 
 
 def test_every_wrong_key_is_named_in_one_error():

@@ -88,7 +88,13 @@ def test_a_value_that_asks_for_what_is_so_already_is_accepted(load, key, value):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("enforce_eager", True), ("tensor_parallel_size", 2), ("tensor_parallel_size", True), ("parallel_drafting", True)],
+    [
+        ("enforce_eager", True),
+        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", True),
+        ("parallel_drafting", True),
+        ("draft_tensor_parallel_size", "1"),
+    ],
 )
 def test_another_value_of_such_a_key_is_refused(refused, key, value):
     assert refused(Plain, **{key: value}).code == "SD-E131"
@@ -99,11 +105,18 @@ def test_a_proposer_that_declares_a_key_keeps_it(load):
     assert (options.revision, options.enforce_eager) == ("v2", True)
 
 
-@pytest.mark.parametrize("method", ["strict", "probabilistic"])
-def test_older_rejection_methods_are_refused_with_the_way_here(method):
-    with pytest.raises(ConfigError, match="SD-E132") as error:
-        SpeculativeConfig.parse({"method": "x", "rejection_sample_method": method})
-    assert "Use 'standard' with \"draft_sample_method\"" in str(error.value)
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("strict", 'an older word of vLLM\'s. Use \'standard\' with "draft_sample_method": "greedy"'),
+        ("probabilistic", 'an older word of vLLM\'s. Use \'standard\' with "draft_sample_method": "probabilistic"'),
+        ("fly", "entropy-gated acceptance is lossy, and not offered. Use 'standard'"),
+    ],
+)
+def test_rejection_methods_of_vllm_are_refused_with_the_way_here(method, told):
+    with pytest.raises(ConfigError, match=f"SD-E132 rejection_sample_method is '{method}'") as error:
+        LLM("tiny", speculative_config={"method": "ngram", "rejection_sample_method": method})
+    assert error.value.facts["because"] == told
 
 
 @pytest.mark.parametrize("model", ["tiny/dflash", "tiny/medusa"])
