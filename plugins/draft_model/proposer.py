@@ -186,9 +186,10 @@ def _mask_of(checkpoint: Checkpoint, asked: bool | None, num_rows: int) -> int |
 
 
 def _model_config(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:
-    """The model's configuration under transformers' common names."""
+    """The configuration of what reads text, under transformers' common names: models may read images too."""
     try:
-        config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=trust_remote_code)
+        whole = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=trust_remote_code)
+        config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
     except Exception as error:  # the library checks each field, and has errors of its own for it
         because = {"because": str(error).partition("\n")[0], "checkpoint": checkpoint.directory}
         raise CheckpointError("SD-E143", "transformers cannot read the draft model's configuration", because) from error

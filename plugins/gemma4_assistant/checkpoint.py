@@ -95,14 +95,14 @@ def _heads(config: Mapping[str, Any], kinds: Sequence[str], layer: int) -> _Head
     """Read a layer's heads: layer by layer as transformers writes them, or as published for layers with
     full attention.
     """
+    own: Mapping[str, Any] = {}
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
-        own = by_layer.get(str(layer)) or by_layer.get(layer) or {}
+        number = str(layer).zfill(9)  # some are written as "05"
+        own = next((each for name, each in by_layer.items() if str(name).zfill(9) == number), {})
     elif kinds[layer] == "full_attention":
         keys = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
         own = {"head_dim": config.get("global_head_dim") or _GLOBAL_HEAD_DIM, "num_key_value_heads": keys}
-    else:
-        own = {}
     keys = own.get("num_key_value_heads") or config["num_key_value_heads"]
     return _Heads(config["num_attention_heads"], keys, own.get("head_dim") or config["head_dim"])
 

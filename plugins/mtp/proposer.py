@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
 from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions
@@ -46,7 +46,7 @@ class MtpProposer(AutoregressiveProposer):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        """The target's final hidden states, and draft KV of one layer per module.
+        """The target's final hidden states, and draft KV of one layer per module. Several modules see whole prompts.
 
         Raises Refusal if the target has no such module, it does not fit, or K is more than several modules draft;
         CheckpointError: SD-E105, SD-E146, SD-E175.
@@ -56,7 +56,11 @@ class MtpProposer(AutoregressiveProposer):
         most = spec.num_modules if spec.num_modules > 1 else None
         if most is not None and config.max_nodes is not None:
             raise Refusal("max_nodes: its modules draft a chain, one token each", "num_speculative_tokens alone")
-        return cls.shared_needs(config, target, kv, hidden_states=("final",), max_draft_tokens=most)
+        # A row of module k reads k + 1 tokens behind it: a block's last rows belong to one text, and cannot be shared.
+        several = len(spec.indices) > 1
+        return cls.shared_needs(
+            config, target, kv, hidden_states=("final",), max_draft_tokens=most, whole_prompt=several
+        )
 
     @classmethod
     def default_draft_tokens(cls, model: str | None) -> int:
@@ -69,6 +73,7 @@ class MtpProposer(AutoregressiveProposer):
         decoder = self.services.build_decoder(spec.decoder, self.settings)
         modules = [self._module(spec, decoder, depth) for depth in range(len(spec.indices))]
         self.network = modules[0]
+        self._further = nn.ModuleList(modules[1:])  # an attribute, because new weights are copied into attributes
         self._modules = ModuleChain(modules, self.services) if len(modules) > 1 else None
 
     def _module(self, spec: MtpSpec, decoder: Any, depth: int) -> MtpModule:

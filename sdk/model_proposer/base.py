@@ -287,15 +287,16 @@ class ModelProposer(ProposerBase):
 
 
 class TargetEmbedding(torch.nn.Module):
-    """The target's embedding, by reference."""
+    """The target's embedding, by reference: its rows alone, which draft networks are trained on."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()
-        self._embed = services.embed
+        self._embed, self._factor = services.embed, _embedding_factor(services)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[...] int64 -> [..., H]."""
-        return self._embed(token_ids)
+        rows = self._embed(token_ids)
+        return rows if self._factor == 1 else rows / self._factor
 
 
 class TargetHead(torch.nn.Module):
@@ -326,6 +327,13 @@ class ScaledHead(torch.nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.head(hidden)
         return logits * self._scale
+
+
+def _embedding_factor(services: Services) -> float:
+    """What the target's embedding multiplies its rows by. Gemma does so, and no key of its configuration tells."""
+    if "gemma" not in str(services.target.config.get("model_type")):
+        return 1.0
+    return torch.tensor(services.target.hidden_size**0.5, dtype=services.dtype).item()  # rounded as there
 
 
 def _own_embedding(table: Tensor) -> torch.nn.Module:

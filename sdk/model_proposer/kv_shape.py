@@ -8,6 +8,8 @@ from typing import Any
 from ..errors import Refusal
 from ..extensions import DraftKV
 
+_HEADS = frozenset({"head_dim", "num_attention_heads", "num_key_value_heads"})
+
 
 def draft_kv_of(
     config: Mapping[str, Any],
@@ -25,11 +27,15 @@ def draft_kv_of(
     dtype: torch dtype name. None means the target's.
     depends_on_next_token: whether a row's KV is computed from the token that follows it.
 
-    Raises Refusal if the configuration states no number of attention heads.
+    Raises Refusal if the configuration states no number of attention heads, or heads of its own for some layers.
     """
     num_heads = config.get("num_attention_heads")
     if num_heads is None:
         raise Refusal("the draft checkpoint's configuration states no num_attention_heads")
+    own = [layer for layer, each in (config.get("per_layer_config") or {}).items() if _HEADS.intersection(each)]
+    if own:
+        reason = f"its layers {', '.join(own)} have heads of their own (per_layer_config), and draft KV has one shape"
+        raise Refusal(reason, "a draft network whose layers have the same heads")
     shape: dict[str, Any] = {
         "num_heads": config.get("num_key_value_heads") or num_heads,
         "head_dim": config.get("head_dim") or config["hidden_size"] // num_heads,

@@ -93,3 +93,18 @@ def test_a_head_is_given_the_embedding_and_the_output_of_the_language_model(targ
     torch.testing.assert_close(
         services.lm_head(expected), model.get_output_embeddings()(expected), rtol=1e-4, atol=1e-5
     )
+
+
+@torch.inference_mode()
+def test_a_head_without_a_table_reads_the_rows_that_it_was_trained_on(target, eagle3):
+    """Gemma multiplies them by the root of their width."""
+    network, ids = proposer_of(with_head(eagle3, model=target[0], max_model_len=128)).network, torch.arange(7)
+    torch.testing.assert_close(network.embedding(ids), target[2].get_input_embeddings().weight[ids])
+
+
+def test_a_draft_model_may_read_images_too(target):
+    folder = str(target[0])
+    llm = make_llm("draft_model", speculative={"model": folder}, model=folder, max_model_len=128)
+    served(llm)
+    drafted, accepted = (counter(llm, f"spec_decode_num_{name}_tokens") for name in ("draft", "accepted"))
+    assert accepted == drafted > 0, "it is the target itself"

@@ -12,6 +12,7 @@ import torch
 from inside import host_of
 from plugin_helpers import GREEDY, TINY, drafted_by_engine
 from safetensors.torch import save_file
+from scripts.small_models import small_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec import LLM, SamplingParams
@@ -346,6 +347,13 @@ def test_the_draft_kv_is_that_of_every_layer():
     kv = DraftModelProposer.needs(config, fake_target_info(vocab_size=VOCAB_SIZE)).extension(DraftKV)
     assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (8, 2, 64, 5)
     assert not kv.depends_on_next_token
+
+
+def test_layers_with_heads_of_their_own_are_refused_before_weights_are_loaded(tmp_path):
+    small_config("gemma4_text").save_pretrained(tmp_path)
+    config = ProposerConfig(num_draft_tokens=2, model=str(tmp_path), options=DraftModelProposer.Options())
+    with pytest.raises(Refusal, match="layers 1 have heads of their own"):
+        DraftModelProposer.needs(config, fake_target_info(max_model_len=64, vocab_size=128))
 
 
 @pytest.mark.parametrize(

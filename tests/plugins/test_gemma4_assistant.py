@@ -12,6 +12,7 @@ from specdec import LLM, SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, Registry
 from specdec.core.registry.hooks import load_hooks
+from specdec.plugins.gemma4_assistant.checkpoint import _heads
 from specdec.plugins.gemma4_assistant.proposer import Gemma4AssistantProposer
 from specdec.plugins.gemma4_assistant.recognise import is_assistant
 from specdec.sdk import Refusal
@@ -169,3 +170,9 @@ def test_published_keys_for_heads_are_read_too(pair, tmp_path):
     llm = served((target, folder))
     run(llm)
     assert proposer_of(llm).drafts
+
+
+def test_heads_are_found_whatever_width_the_numbers_of_layers_are_written_with():
+    config = {"per_layer_config": {"05": {"head_dim": 16}}, "head_dim": 8}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    assert [_heads(config, [], layer).size for layer in (4, 5)] == [8, 16]

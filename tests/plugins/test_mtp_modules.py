@@ -7,6 +7,7 @@ from pathlib import Path
 
 import facts
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inside import proposer_of
@@ -153,3 +154,17 @@ def test_a_module_that_lacks_a_tensor_is_named_by_its_own_name(modules, tmp_path
     path = tiny_target(tmp_path / "target", tensors)
     with pytest.raises(Exception, match=r"(?s)SD-E172.*hidden_norm\.weight"):
         engine(path, COUNT)
+
+
+def test_new_weights_reach_every_module(directory):
+    new = modules_like(lambda seed: tiny_module(seed + COUNT)).tensors(NEXTN, N)
+    llm = engine(directory, COUNT)
+    llm.update_proposer_weights(new)
+    for depth, module in enumerate(proposer_of(llm)._modules._modules):
+        assert torch.equal(module.projection.weight, new[f"model.layers.{N + depth}.eh_proj.weight"])
+
+
+@pytest.mark.parametrize(("options", "shares"), [({}, False), ({"num_modules": 1}, True)])
+def test_several_modules_share_no_prefix_because_rows_read_tokens_far_behind_them(options, shares, directory):
+    llm = engine(directory, COUNT, speculative={"proposer_config": options})
+    assert llm.engine.prefix_caching.enabled == shares
