@@ -65,6 +65,7 @@ CAUGHT = [
     ("saved_state", state_mutants.SavesNothing),
     ("saved_state", state_mutants.OnlySaves),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.ReportsAnotherTemperature),
+    ("drawn_distribution_is_reported_distribution", distribution_mutants.LiesAtTheLastPlace),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.OneNumberForAll),
     ("output_distribution_is_exact", distribution_mutants.OnePercentOff),
     ("output_distribution_is_exact", distribution_mutants.ReportsAnotherTemperature),
