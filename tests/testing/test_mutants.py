@@ -63,6 +63,8 @@ CAUGHT = [
     ("distribution_ignores_the_draw", distribution_mutants.SharpensAfterTheDraw),
     ("greedy_equality", state_mutants.ShiftsTheWeights),
     ("saved_state", state_mutants.SavesNothing),
+    ("saved_state", state_mutants.SavesNoRunningRequest),
+    ("saved_state", state_mutants.LoadsNothingEmpty),
     ("saved_state", state_mutants.OnlySaves),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.ReportsAnotherTemperature),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.LiesAtTheLastPlace),

@@ -231,23 +231,49 @@ class LearnsAtTheEnd(Followers):
         return follow([*getattr(self, "corpus", []), int(step.newest_token[b])], budget)
 
 
-class SavesNothing(Followers):
-    """Drafts from what all ended requests said, and writes an empty file of it."""
+class SavesCorpus(Followers):
+    """Drafts from what all ended requests said, and keeps it. Keeps the contract."""
 
     needs = Needs(history=True, state="shared", extensions=(State(),))
 
+    def __init__(self, config):
+        super().__init__(config)
+        self.corpus = []
+
     def on_finish(self, request):
-        self.corpus = [*getattr(self, "corpus", []), *self.tokens[request.request_id]]
+        self.corpus += self.tokens[request.request_id]
         super().on_finish(request)
 
     def draft(self, step, b, budget):
-        return follow([*getattr(self, "corpus", []), int(step.newest_token[b])], budget)
+        return follow([*self.corpus, int(step.newest_token[b])], budget)
 
     def save(self, path):
-        path.write_text("")
+        (path / "corpus").write_text(" ".join(map(str, self.corpus)))
 
     def load(self, path):
-        path.read_text()
+        self.corpus = [int(token) for token in (path / "corpus").read_text().split()]
+
+
+class SavesNothing(SavesCorpus):
+    """Writes an empty file of it."""
+
+    def save(self, path):
+        (path / "corpus").write_text("")
+
+
+class SavesNoRunningRequest(SavesCorpus):
+    """Believes that nothing is saved while requests run."""
+
+    def save(self, path):
+        assert not self.tokens
+        super().save(path)
+
+
+class LoadsNothingEmpty(SavesCorpus):
+    """Believes that somebody has said something by then."""
+
+    def load(self, path):
+        self.corpus = [int(token) for token in (path / "corpus").read_text().split(" ")]
 
 
 class OnlySaves(Followers):
