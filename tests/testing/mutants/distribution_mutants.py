@@ -46,6 +46,13 @@ class LiesAtTheLastPlace(Waves):
         return super().draw(step, index, 0.6 * logits if index == 3 else logits)
 
 
+class LiesInOneRow(Waves):
+    """Draws the sixth row of a step from the distribution before the temperature."""
+
+    def draw(self, step, index, logits):
+        return super().draw(step, index, torch.cat([logits[:5], 0.6 * logits[5:6], logits[6:]]))
+
+
 class OneNumberForAll(Waves):
     """Draws every token of a row by the same number: each distribution is right, and together they are not."""
 
