@@ -137,9 +137,11 @@ class FreshPrefill:
         "\nits tokens are shown again from position 0 (kept.kept_start), so take in none of them twice"
     )
 
-    def __init__(self, subject: Subject, *, probabilistic: bool) -> None:
+    def __init__(self, subject: Subject, *, probabilistic: bool, anew: bool = False) -> None:
+        """anew: an instance for each comparison, which has seen no request before."""
         self._subject = subject
         self._probabilistic = probabilistic
+        self._anew = anew or subject.needs.state == "shared"
         self._stage: Stage | None = None
 
     def require(self, stage: Stage, shown: Shown) -> None:
@@ -155,6 +157,6 @@ class FreshPrefill:
 
     def _fresh_stage(self) -> Stage:
         """Make a stage with a row that no request has used. It is empty where requests may influence each other."""
-        if self._stage is None or not self._stage.num_free_rows or self._subject.needs.state == "shared":
+        if self._stage is None or not self._stage.num_free_rows or self._anew:
             self._stage = self._subject.stage(probabilistic=self._probabilistic, max_num_seqs=NUM_FRESH_ROWS)
         return self._stage

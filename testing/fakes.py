@@ -294,7 +294,7 @@ def step_view(
     generations = list(generation or [1] * count)
     facts = zip(names, slot_ids, generations, tokens, strict=True)
     requests = [
-        RequestView(request_id=name, slot=slot, generation=number, prompt_token_ids=list(ids[:1]))
+        RequestView(request_id=name, slot=slot, generation=number, prompt_token_ids=tuple(ids[:1]))
         for name, slot, number, ids in facts
     ]
     kept = [range(start, length - 1) for start, length in zip(starts, lengths, strict=True)]

@@ -44,19 +44,29 @@ class Sample:
     by_rank: Tensor  # [N] float64, likely tokens first: a wrong temperature shifts them all one way
     by_id: Tensor  # [N] float64
     follows: Tensor  # [N] bool, the next draft of the same row as the one before
+    positions: Tensor  # [N] int64, of each draft in its row
 
     def statements(self, rate: float) -> Iterator[Statement]:
-        """What holds but for a probability of `rate`, shared by the three."""
-        count, share = len(self.by_rank), rate / 3
-        middles = (torch.arange(count) + 0.5) / count
-        distance = float((self.by_rank.sort().values - middles).abs().max()) + 0.5 / count
-        yield Statement("distance from uniform", distance, math.sqrt(math.log(2 / share) / (2 * count)))
+        """What holds but for a probability of `rate`, shared by them all."""
+        positions = self.positions.unique().tolist()
+        share = rate / (3 + len(positions))
+        yield _distance("distance from uniform", self.by_rank, share)
+        for position in positions:  # a mistake in one of K is a K-th of all
+            yield _distance(f"distance at draft {position}", self.by_rank[self.positions == position], share)
         num_pairs = max(int(self.follows.sum()), 1)
         limit = math.sqrt(2 * math.log(2 / share) / num_pairs) / 4
         for name, places in (("likely tokens first", self.by_rank), ("in the order of ids", self.by_id)):
             products = (places[1:] - 0.5) * (places[:-1] - 0.5)
             covariance = abs(float(products[self.follows[1:]].sum())) / num_pairs
             yield Statement(f"covariance of neighbours, {name}", covariance, limit)
+
+
+def _distance(name: str, places: Tensor, rate: float) -> Statement:
+    """How far numbers [N] are from uniform ones."""
+    count = len(places)
+    middles = (torch.arange(count) + 0.5) / count
+    distance = float((places.sort().values - middles).abs().max()) + 0.5 / count
+    return Statement(name, distance, math.sqrt(math.log(2 / rate) / (2 * count)))
 
 
 def draw_places(stage: Stage) -> Sample:
@@ -68,6 +78,7 @@ def draw_places(stage: Stage) -> Sample:
     by_rank: list[float] = []
     by_id: list[float] = []
     follows: list[bool] = []
+    positions: list[int] = []
     longest = 0
     while len(by_rank) < NUM_DRAWS and longest < LONGEST:
         shown = stage.step([Move(name) for name in names])
@@ -84,7 +95,10 @@ def draw_places(stage: Stage) -> Sample:
             by_rank.append(float(above + inside))
             by_id.append(float(before + inside))
             follows.append(last == (row, position - 1))
+            positions.append(position)
             last = (row, position)
     if not by_rank:  # nothing was drawn from a distribution, of which declared_distribution_is_reported tells
-        return Sample(torch.full((1,), 0.5), torch.full((1,), 0.5), torch.zeros(1, dtype=torch.bool))
-    return Sample(torch.tensor(by_rank).double(), torch.tensor(by_id).double(), torch.tensor(follows))
+        return Sample(torch.full((1,), 0.5), torch.full((1,), 0.5), torch.tensor([False]), torch.tensor([0]))
+    return Sample(
+        torch.tensor(by_rank).double(), torch.tensor(by_id).double(), torch.tensor(follows), torch.tensor(positions)
+    )

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
     )
     group.addoption(
         "--proposer-config",
-        type=json.loads,
+        type=json_object,
         default={},
         metavar="JSON",
         help="further keys of speculative_config",
@@ -47,11 +49,22 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
     )
     group.addoption(
         "--proposer-xfails",
-        type=json.loads,
+        type=json_object,
         default={},
         metavar="JSON",
         help='checks that are expected to fail, with the reason: {"row_order": "issue 12"}',
     )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read the value of an option. Raises ArgumentTypeError for anything but a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f"{text!r} is not a JSON object, such as {{}}")
+    return value
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.core.host import CheckedDraft, DraftReport, EngineMetrics, ProposerHost, Snapshot, ViewBuilder, registry
+from specdec.core.host import (
+    CheckedDraft,
+    DraftReport,
+    EngineMetrics,
+    ProposerHost,
+    Snapshot,
+    ViewBuilder,
+    registry,
+    tensors_of,
+)
 from specdec.sdk import StepView, TargetInfo
 from specdec.sdk.hooks import StepStats
 
@@ -73,8 +82,6 @@ class WatchedHost(ProposerHost):
         before = Snapshot(step)
         copied = _copied(step) if self.spoils else step
         checked = super().draft(watched(copied, self._uses.reads), budgets)
-        if self.spoils:
-            _spoil(copied)
         self.shown = Shown(
             f"step {self._number} of seed {self._seed}, requests {_some(step.request_ids)}",
             step,
@@ -84,6 +91,8 @@ class WatchedHost(ProposerHost):
             checked.distribution if checked else None,
             [str(change) for change in before.changes()],
         )
+        if self.spoils:
+            _spoil(copied)
         return checked
 
     def _attempt(self, method: str, call: Callable[[], Answer]) -> Answer:
@@ -98,17 +107,22 @@ class WatchedHost(ProposerHost):
 
 
 def _copied(step: StepView) -> StepView:
-    """The same step, with copies of what its pass computed."""
-    kept = step.kept
-    copies: dict[str, Any] = {name: each.clone() for name, each in vars(kept).items() if isinstance(each, Tensor)}
-    return replace(step, kept=replace(kept, hidden=tuple(state.clone() for state in kept.hidden), **copies))
+    """The same step, with copies of its tensors."""
+    kept = replace(_cloned(step.kept), hidden=tuple(state.clone() for state in step.kept.hidden))
+    sampling, rejected = (each and _cloned(each) for each in (step.sampling, step.rejected))
+    return replace(_cloned(step), kept=kept, sampling=sampling, rejected=rejected)
+
+
+def _cloned(record: Record) -> Record:
+    tensors: dict[str, Any] = {name: each.clone() for name, each in vars(record).items() if isinstance(each, Tensor)}
+    copy: Record = replace(record, **tensors)  # type: ignore[type-var]
+    return copy
 
 
 def _spoil(step: StepView) -> None:
-    """Write over what its pass computed, as the next pass on a device does."""
-    for value in (*vars(step.kept).values(), *step.kept.hidden):
-        if isinstance(value, Tensor):
-            value.fill_(torch.nan if value.is_floating_point() else 0)
+    """Write over its tensors, as the next step on a device does."""
+    for _, value in tensors_of(step):
+        value.fill_(torch.nan if value.is_floating_point() else 0)
 
 
 def _parents(report: DraftReport) -> list[int]:

@@ -65,21 +65,24 @@ class RequestGrammar:
         for node, parent in enumerate(range(-1, len(drafts) - 1) if parents is None else parents):
             children[parent].append(node)
         if not self._state.has_ended:
-            self._fill_behind(-1, children, drafts, rows)
+            self._fill_behind(children, drafts, rows)
         return rows
 
-    def _fill_behind(
-        self, node: int, children: Mapping[int, Sequence[int]], drafts: Sequence[int], rows: Tensor
-    ) -> None:
-        """Fill the rows of a node's children, and of theirs. The state stands behind the node, and does so again."""
-        for child in children.get(node, ()):
-            if drafts[child] >= 0 and self._state.accept(drafts[child]):
+    def _fill_behind(self, children: Mapping[int, Sequence[int]], drafts: Sequence[int], rows: Tensor) -> None:
+        """Fill the rows behind drafts. The state goes along their paths, and comes back: a chain may be a thousand."""
+        path = [iter(children.get(-1, ()))]
+        while path:
+            child = next(path[-1], None)
+            if child is None:
+                path.pop()
+                if path:
+                    self._state.rollback(1)
+            elif drafts[child] >= 0 and self._state.accept(drafts[child]):
                 if not self._state.has_ended:
                     self._state.fill(rows[child + 1])
                     if not bool(rows[child + 1].any()):
                         rows[child + 1] = _ANY
-                    self._fill_behind(child, children, drafts, rows)
-                self._state.rollback(1)
+                path.append(iter(() if self._state.has_ended else children.get(child, ())))
 
     def allowed(self, suffix: Sequence[int], vocab_size: int) -> Tensor:
         """Which tokens may follow a suffix, [V] bool; none where it is refused itself."""

@@ -229,7 +229,7 @@ class Request:
             request_id=self.request_id,
             slot=self.row,
             generation=self.generation,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=tuple(self.prompt_token_ids),  # a copy: a proposer may grow what it was given
             options=self.options,
             namespace=self.params.namespace,
             end=self._end(),

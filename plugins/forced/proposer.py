@@ -18,6 +18,8 @@ from specdec.sdk.ranges import Count
 
 MOST_KNOWN = 4096
 """Forced texts whose tokens are remembered."""
+MOST_CHARACTERS = 64
+"""Of forced text for each token of a draft: the rest, which may be long, is not encoded."""
 
 
 class ForcedProposer(HostProposer):
@@ -43,7 +45,7 @@ class ForcedProposer(HostProposer):
 
     def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
         """The forced text behind the last tokens, encoded with them."""
-        forced = self._services.forced(request.request_id)
+        forced = self._services.forced(request.request_id)[: k * MOST_CHARACTERS]
         return self._known(tuple(tokens[-self._tail :]), forced)[:k] if forced else []
 
     def _encoded(self, tail: tuple[int, ...], forced: str) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ class BranchingIndex(NgramIndex):
         while place and len(places) < MOST_PLACES:
             places[place] = None
             place = self._earlier[place]
-        return [(each, TIMES_LIKELIER ** self._length(each)) for each in places]
+        most = self._length(longest)
+        return [(each, TIMES_LIKELIER ** (self._length(each) - most)) for each in places]
 
     def _length(self, place: int) -> int:
         """How many tokens before a place equal the last ones of the text."""

@@ -15,6 +15,8 @@ from .index import NgramIndex
 
 DEFAULT_MIN_LENGTH = 2
 DEFAULT_MAX_LENGTH = 5
+MOST_LENGTH = 64
+"""Where text repeats, each token has an entry in the index for every length up to its match."""
 
 
 class NgramProposer:
@@ -40,8 +42,12 @@ class NgramProposer:
     class Options(StrictModel):
         """Both lengths may be left out (2 and 5); if one is given, the other equals it, as in vLLM."""
 
-        prompt_lookup_min: int | None = Field(default=None, ge=1, description="fewest tokens that count as a match")
-        prompt_lookup_max: int | None = Field(default=None, ge=1, description="most tokens that are compared")
+        prompt_lookup_min: int | None = Field(
+            default=None, ge=1, le=MOST_LENGTH, description="fewest tokens that count as a match"
+        )
+        prompt_lookup_max: int | None = Field(
+            default=None, ge=1, le=MOST_LENGTH, description="most tokens that are compared"
+        )
 
         @property
         def min_length(self) -> int:

@@ -83,10 +83,11 @@ class Corpora:
     def __init__(self, depth: int, max_outputs: int, max_tokens: int) -> None:
         self._limits = depth, max_outputs, max_tokens
         self._by_namespace: dict[str, Corpus] = {}  # none is empty; the last one added to comes last
+        self._num_outputs = self._num_tokens = 0  # of all: to count them anew takes as long as there are namespaces
 
     def __len__(self) -> int:
         """The number of outputs held."""
-        return sum(map(len, self._by_namespace.values()))
+        return self._num_outputs
 
     def automata(self, namespace: str) -> tuple[SuffixAutomaton, ...]:
         """What requests of a namespace share."""
@@ -95,15 +96,23 @@ class Corpora:
 
     def add(self, namespace: str, output: Sequence[int]) -> None:
         """Take in an output."""
-        corpus = self._by_namespace.pop(namespace, None)
-        if corpus is None:
-            corpus = Corpus(*self._limits)
+        corpus = self._taken(namespace) or Corpus(*self._limits)
         corpus.add(output)
         if len(corpus):
             self._by_namespace[namespace] = corpus
+            self._num_outputs += len(corpus)
+            self._num_tokens += corpus.num_tokens
         _, max_outputs, max_tokens = self._limits
-        while len(self) > max_outputs or sum(each.num_tokens for each in self._by_namespace.values()) > max_tokens:
-            del self._by_namespace[next(iter(self._by_namespace))]
+        while self._num_outputs > max_outputs or self._num_tokens > max_tokens:
+            self._taken(next(iter(self._by_namespace)))
+
+    def _taken(self, namespace: str) -> Corpus | None:
+        """Take a namespace's corpus out."""
+        corpus = self._by_namespace.pop(namespace, None)
+        if corpus is not None:
+            self._num_outputs -= len(corpus)
+            self._num_tokens -= corpus.num_tokens
+        return corpus
 
     def save(self, directory: Path, vocab_size: int) -> None:
         """Write the outputs below a directory: a line for each, with its namespace."""

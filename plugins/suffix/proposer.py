@@ -16,6 +16,10 @@ from specdec.sdk.trees import Tree, best_first
 from .automaton import START, Place, SuffixAutomaton
 from .corpus import Corpora
 
+MOST_DEPTH = 256
+"""Where text loops, each token and each draft visit every context up to the depth."""
+MOST_FACTOR = 1e3  # the most drafts of a step
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -86,7 +90,10 @@ class SuffixProposer:
         """vLLM's names and, where nothing else is said, its defaults."""
 
         suffix_decoding_max_tree_depth: int = Field(
-            default=8, ge=1, description="the most tokens of the context that a drafted token is chosen by (vLLM: 24)"
+            default=8,
+            ge=1,
+            le=MOST_DEPTH,
+            description="the most tokens of the context that a drafted token is chosen by (vLLM: 24)",
         )
         suffix_decoding_max_cached_requests: int = Field(
             default=10_000, ge=0, description="the most ended requests whose outputs are kept; 0: none"
@@ -97,6 +104,7 @@ class SuffixProposer:
         suffix_decoding_max_spec_factor: float | None = Field(
             default=None,
             gt=0,
+            le=MOST_FACTOR,
             description="the most drafted tokens per token of the match; None: no such limit (vLLM: 1.0)",
         )
         suffix_decoding_min_token_prob: float = Field(

@@ -48,7 +48,8 @@ class XGrammarBackend:
         self._ordinary = torch.zeros(vocabulary.num_words, dtype=torch.int32)
         words = self._ordinary.numpy().view("uint32")
         for token_id in {*vocabulary.tokenizer.all_special_ids, *info.stop_token_ids} - vocabulary.end_token_ids:
-            words[token_id // 32] |= 1 << token_id % 32
+            if token_id < vocabulary.size:  # a tokenizer may have more than the model
+                words[token_id // 32] |= 1 << token_id % 32
         self._ordinary.bitwise_not_()
 
     def compile(self, asked: StructuredOutputs) -> CompiledGrammar:

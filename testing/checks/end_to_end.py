@@ -7,10 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from specdec.sdk.errors import SpecdecError
+
 from ..compare import require_same
 from ..moves import Move
-from ..report import NotApplicable, Violation
+from ..report import NotApplicable, Violation, cause_of
 from ..schedules import lockstep
+from ..stage import Stage
 from ..subject import Subject
 from ..worlds import GREEDY, generate
 from .collection import Collection
@@ -67,24 +70,23 @@ def _difference(found: Sequence[int], expected: Sequence[int]) -> str:
 
 @CHECKS.at("standard")
 def saved_state(subject: Subject) -> None:
-    """What `save` writes and `load` reads again gives the same drafts in a new instance."""
+    """What `save` writes, at any time, `load` reads again. It gives the same drafts in a new instance."""
     methods = subject.load().methods & {"save", "load"}
     if not methods:
         raise NotApplicable("it has no save and no load")
     if len(methods) == 1:
         (only,) = methods
         raise Violation(expected="save and load, or neither", found=f"{only} alone", fix="write the other one")
-    subject.need_determinism()
-    first, second = subject.stage(), subject.stage()
+    first = subject.stage()
+    _loaded_again(first, subject, "before the first request")
     names: tuple[str, ...] = ()
     for shown in lockstep(first):
         names = shown.view.request_ids
+    _loaded_again(first, subject, "while requests run")
     for name in names:
         first.finish(name)
-    with TemporaryDirectory() as folder:
-        first.host.save(Path(folder) / "state")
-        second.host.load(Path(folder) / "state")
-    stages = (first, second)
+    stages = (first, _loaded_again(first, subject, "after the last request"))
+    subject.need_determinism()
     for stage in stages:
         stage.add("next", first.script.prompt(names[0], 24))
     for _ in range(4):
@@ -93,3 +95,21 @@ def saved_state(subject: Subject) -> None:
         assert other is not None, "this request is long"
         fix = "save everything that drafts are made from, and load all of it"
         require_same(one, other, "next", first, ("the instance that saved", "one that loaded"), fix)
+
+
+def _loaded_again(stage: Stage, subject: Subject, when: str) -> Stage:
+    """A new instance with what this one saved."""
+    new = subject.stage()
+    try:
+        with TemporaryDirectory() as folder:
+            stage.host.save(Path(folder))
+            new.host.load(Path(folder))
+    except SpecdecError as error:
+        raise Violation(
+            expected=f"that what it saves {when} is written and read",
+            found=str(error),
+            fix="write below path, an empty directory, whatever is known by then; an engine saves whenever it is asked "
+            "to and when it closes, also if no request came",
+            cause=cause_of(error),
+        ) from error
+    return new

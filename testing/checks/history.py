@@ -18,13 +18,14 @@ from .collection import Collection
 CHECKS = Collection()
 NUM_CACHED = 11  # tokens of a prompt
 SHORT = LONG.replace(max_tokens=8)
+MOST_TOKENS, CHUNK, NUM_LAST = 2048, 256, 64  # of a long text, of its chunks, and behind its prompt
 
 
-def _require_fresh(subject: Subject, schedule: Callable[[Stage], Iterator[Shown]]) -> None:
+def _require_fresh(subject: Subject, schedule: Callable[[Stage], Iterator[Shown]], *, anew: bool = False) -> None:
     subject.need_whole_prefill()
     for probabilistic in subject.modes:
         stage = subject.stage(probabilistic=probabilistic)
-        fresh = FreshPrefill(subject, probabilistic=probabilistic)
+        fresh = FreshPrefill(subject, probabilistic=probabilistic, anew=anew)
         for shown in schedule(stage):
             fresh.require(stage, shown)
 
@@ -173,18 +174,32 @@ def _cached(stage: Stage, other_ended: bool) -> Iterator[Shown]:
         yield from _all(stage, "behind", "first")
 
 
+@CHECKS.at("full")
+def long_texts(subject: Subject) -> None:
+    """A text may be as long as the target allows: drafts go on, and are those of a fresh prefill of the same tokens."""
+    limit = min(subject.target.info.max_model_len, MOST_TOKENS)
+    fix = "size tables by target.max_model_len, which bind is given; keep as many of a text's last tokens at any time"
+    stage, fresh = (subject.stage(max_num_seqs=1, max_model_len=limit) for _ in range(2))
+    stage.add("long", max(limit - NUM_LAST, 1))
+    chunks = [[Move("long", num_tokens=CHUNK, num_accepted=1)]] * (limit // CHUNK + NUM_LAST // 8)
+    *_, shown = with_fix(_steps(stage, *chunks), fix)
+    subject.need_whole_prefill()
+    again = fresh.prefill_of(stage.requests["long"], "again")
+    require_same(shown, again, ("long", "again"), stage, ("this history", "a fresh prefill of the same tokens"), fix)
+
+
 @CHECKS.at("standard")
 def reused_ids(subject: Subject) -> None:
-    """An id may come back for another request: nothing of the first one is left."""
+    """An id may come back for another request, or with the same prompt: nothing of the first one is left."""
     subject.need_own_state()
 
     def schedule(stage: Stage) -> Iterator[Shown]:
-        for seed, length in enumerate((18, 12)):
-            stage.add("same id", stage.script.prompt(f"text {seed}", length))
+        for text, length in (("text 0", 18), ("text 1", 12), ("text 0", 18)):
+            stage.add("same id", stage.script.prompt(text, length))
             yield from _steps(stage, [Move("same id")], [Move("same id")])
             stage.finish("same id")
 
-    _require_fresh(subject, schedule)
+    _require_fresh(subject, schedule, anew=True)
 
 
 @CHECKS.at("standard")

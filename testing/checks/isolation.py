@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
+import torch
+
 from ..compare import require_same
+from ..drawn_tree import NUM_TWINS, twins
 from ..moves import Shown
 from ..report import Violation
 from ..schedules import PROMPT_LENGTHS, alone, another, ending_together, lockstep
@@ -32,6 +36,18 @@ def inputs_not_written(subject: Subject) -> None:
                     where=shown.where,
                     fix="clone what you change; a method whose name ends in an underscore works in place",
                 )
+
+
+@CHECKS.at("standard")
+def deterministic(subject: Subject) -> None:
+    """Two instances that see the same steps with the same random numbers give the same drafts."""
+    subject.need_determinism()
+    for probabilistic in subject.modes:
+        stage, again = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+        for one, other in zip(lockstep(stage), lockstep(again), strict=True):
+            for name in one.view.request_ids:
+                fix = "draw from step.random only; or declare Needs(deterministic=False)"
+                require_same(one, other, name, stage, ("one instance", "another"), fix)
 
 
 @CHECKS.at("standard")
@@ -68,15 +84,17 @@ def shared_weights_not_written(subject: Subject) -> None:
 
 
 @CHECKS.at("standard")
-def deterministic(subject: Subject) -> None:
-    """Two instances that see the same steps with the same random numbers give the same drafts."""
+def instances_apart(subject: Subject) -> None:
+    """Two instances in one process share nothing: their requests may have the same ids."""
     subject.need_determinism()
+    fix = "keep state in attributes that __init__ makes, never in the class or its module"
     for probabilistic in subject.modes:
         stage, again = (subject.stage(probabilistic=probabilistic) for _ in range(2))
-        for one, other in zip(lockstep(stage), lockstep(again), strict=True):
+        by_itself = list(lockstep(stage))
+        beside = replace(subject, seed=subject.seed + 1).stage(probabilistic=probabilistic)
+        for one, other, _ in zip(by_itself, lockstep(again), lockstep(beside), strict=True):
             for name in one.view.request_ids:
-                fix = "draw from step.random only; or declare Needs(deterministic=False)"
-                require_same(one, other, name, stage, ("one instance", "another"), fix)
+                require_same(one, other, name, stage, ("an instance by itself", "one beside another"), fix)
 
 
 @CHECKS.at("standard")
@@ -92,6 +110,22 @@ def batch_equals_singles(subject: Subject) -> None:
             for one, other in zip(together, single, strict=True):
                 fix = 'keep state by request id; or declare Needs(state="shared")'
                 require_same(one, other, f"request-{number}", stage, ("a batch", "itself alone"), fix)
+
+
+@CHECKS.at("standard")
+def every_row(subject: Subject) -> None:
+    """In a full batch, requests with the same tokens and random numbers get the same draft, whatever their row."""
+    subject.need_determinism()
+    subject.need_own_state()
+    fix = "treat every row alike: no buffer for fewer rows than target.max_num_seqs, no figure of another row"
+    for probabilistic in subject.modes:
+        stage = subject.stage(probabilistic=probabilistic, max_num_seqs=NUM_TWINS)
+        for length, uniform in ((9, 0.2), (16, 0.5), (30, 0.8)):
+            uniforms = torch.full((NUM_TWINS, stage.host.views.width), uniform, dtype=torch.float64)
+            shown = twins(stage, stage.script.prompt(f"text {length}", length), uniforms)
+            first, *others = shown.view.request_ids
+            for row, name in enumerate(others, start=1):
+                require_same(shown, shown, (first, name), stage, ("row 0", f"row {row}"), fix)
 
 
 @CHECKS.at("standard")

@@ -418,3 +418,19 @@ def test_requests_that_are_aborted_or_left_out_hold_nothing():
         engine.abort(names[1])
         run(engine)
         assert all(parts_of(llm.engine).grammars.of(name) is None for name in names)
+
+
+def test_a_chain_of_the_most_drafts_is_masked(tokenizer, backend):
+    vocabulary = Vocabulary(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    [token] = tokenizer.encode("a", add_special_tokens=False)
+    grammar = RequestGrammar(backend.compile(StructuredOutputs(regex="a*")).start(), vocabulary)
+    masks = unpacked(grammar.masks([token] * 1024), vocabulary.size)
+    assert torch.equal(masks, masks[:1].expand_as(masks))
+    assert grammar.may_end, "the state came back"
+
+
+def test_a_tokenizer_may_have_special_tokens_beyond_the_model(tokenizer):
+    size = tokenizer.eos_token_id // 32 * 32
+    assert max(tokenizer.all_special_ids) >= size
+    state = XGrammarBackend(Vocabulary(tokenizer, size, frozenset())).compile(StructuredOutputs(regex="a+")).start()
+    assert state.accept(*tokenizer.encode("a", add_special_tokens=False))

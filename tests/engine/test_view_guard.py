@@ -71,3 +71,25 @@ def test_a_write_to_the_first_step_is_found():
     llm = LLM("tiny", speculative_config=asked)
     with pytest.raises(ProposerError, match="SD-E220"):
         llm.generate("x", SamplingParams(temperature=0, max_tokens=3))
+
+
+class GrowsThePrompt(HostProposer):
+    """Takes the prompt that it is shown for its own list of the text."""
+
+    def on_start(self, request):
+        self.text = request.prompt_token_ids
+
+    def draft(self, request, tokens, k):
+        """Drafts what the text began with."""
+        self.text += [tokens[-1]]
+        return self.text[:k]
+
+
+def test_what_a_proposer_makes_of_the_prompt_changes_no_output():
+    plain, asked = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    config = {"method": f"{__name__}:GrowsThePrompt", "num_speculative_tokens": 2, "on_proposer_error": "skip_step"}
+    drafted, alone = (
+        LLM("tiny", speculative_config=each, max_model_len=64).generate(plain, asked)[0] for each in (config, None)
+    )
+    assert drafted.prompt_token_ids == alone.prompt_token_ids
+    assert drafted.outputs[0].token_ids == alone.outputs[0].token_ids

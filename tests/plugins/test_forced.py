@@ -61,3 +61,13 @@ def test_they_end_with_the_budget_and_nothing_follows_where_nothing_is_forced(ti
     tail = tiny.encode('{"name')
     assert drafted(tiny, tail, '": "search', 2) == drafted(tiny, tail, '": "search')[:2]
     assert drafted(tiny, tail, "") == []
+
+
+def test_of_long_forced_text_no_more_is_encoded_than_a_draft_holds(tiny) -> None:
+    encoded: list[int] = []
+    tokenizer = SimpleNamespace(
+        decode=tiny.decode, encode=lambda text, **settings: encoded.append(len(text)) or tiny.encode(text, **settings)
+    )
+    tail, forced = tiny.encode("x"), '"name": '
+    assert drafted(tokenizer, tail, forced * 100_000, 8) == drafted(tiny, tail, forced * 20, 8)
+    assert max(encoded) < 1000

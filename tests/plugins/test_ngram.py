@@ -331,6 +331,12 @@ def test_what_followed_most_matches_comes_first_and_longer_matches_count_more() 
     assert [token for _, token in tree_of(longer, 2, 1)] == [40, 30]
 
 
+def test_matches_of_any_length_have_a_weight() -> None:
+    index = BranchingIndex(2, 600)
+    index.extend([1] * 601)
+    assert index.tree(2, 2) == [(-1, 1), (0, 1)]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=60),
@@ -410,10 +416,11 @@ def test_a_length_left_out_equals_the_other(given_options: dict[str, int], expec
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "SD-E132", "prompt_lookup_min (4) is above"),
         ({"prompt_lookup_min": 0}, "SD-E132", "prompt_lookup_min"),
         ({"prompt_lookup_max": 0}, "SD-E132", "prompt_lookup_max"),
+        ({"prompt_lookup_max": 10**6}, "SD-E132", "less than or equal to 64"),
         ({"prompt_lookup_max": "many"}, "SD-E132", "'many'"),
         ({"prompt_lookup_maximum": 3}, "SD-E131", "did you mean 'prompt_lookup_max'?"),
     ],
-    ids=["minimum-above-maximum", "minimum-0", "maximum-0", "no-number", "misspelt"],
+    ids=["minimum-above-maximum", "minimum-0", "maximum-0", "endless", "no-number", "misspelt"],
 )
 def test_unusable_options_are_refused(given_options: dict[str, object], code: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:

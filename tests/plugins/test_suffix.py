@@ -287,6 +287,27 @@ def test_namespaces_hold_together_what_one_may_hold():
     assert all(map(len, corpora._by_namespace.values())), "an empty corpus is not kept"
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_tree_depth", 10**6), ("max_spec_factor", 1e308), ("max_spec_factor", float("inf"))],
+)
+def test_numbers_that_no_step_can_serve_are_refused(option, value):
+    with pytest.raises(ConfigError, match="less than or equal to") as caught:
+        SuffixProposer.Options.parse({f"suffix_decoding_{option}": value}, "proposer_config")
+    assert caught.value.code == "SD-E132"
+
+
+def test_an_output_of_one_namespace_is_taken_in_without_a_look_at_the_others(monkeypatch):
+    corpora, looked_at = Corpora(8, 1000, 10_000), []
+    for number in range(100):
+        corpora.add(f"tenant-{number}", [number] * 9)
+    num_tokens = Corpus.num_tokens
+    watched = property(lambda corpus: looked_at.append(corpus) or num_tokens.fget(corpus))
+    monkeypatch.setattr(Corpus, "num_tokens", watched)
+    corpora.add("tenant-7", [7] * 9)
+    assert len(looked_at) < 5
+
+
 def test_no_cached_requests_keeps_requests_apart():
     proposer = proposer_with(max_cached_requests=0)
     serve(proposer, "a", (), [1, 2, 3, 4, 5])

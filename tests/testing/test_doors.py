@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 
 import form_mutants
 import good_proposers
@@ -17,6 +18,7 @@ from specdec.sdk import ConfigError
 from specdec.sdk.errors import PluginLoadError
 from specdec.testing import ProposerConformance, check_proposer
 from specdec.testing.checks import ALL_CHECKS, checks_of
+from specdec.testing.pytest_plugin import json_object
 from specdec.testing.report import LEVELS
 from specdec.testing.run import as_expected
 from specdec.testing.suite import as_parameters
@@ -71,6 +73,11 @@ def test_parameters_have_readable_ids_and_strict_expectations():
     assert [each.id for each in parameters] == BASIC
     (mark,) = parameters[BASIC.index("budgets")].marks
     assert mark.kwargs == {"reason": "known", "strict": True, "raises": pytest.fail.Exception}
+
+
+def test_the_call_that_reproduces_a_failure_names_the_target():
+    (result,) = check_proposer("ngram", only=["loads"], target="nosuch/model")
+    assert result.facts["reproduce"] == "check_proposer('ngram', only=['loads'], seed=0, target='nosuch/model')"
 
 
 def test_failure_says_what_where_and_how_to_reproduce_it():
@@ -179,6 +186,14 @@ def test_pytest_runs_it_without_a_test_file(tmp_path):
     assert done.returncode == 1, done.stdout
     assert f"1 failed, {2 * len(BASIC) - 1} passed" in done.stdout
     assert "test_proposer[form_mutants.RunsOverTheEnd-context_limit]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("[1]", "not a JSON object"), ("{", "is not JSON: "), ("k=1", "is not JSON")]
+)
+def test_options_of_pytest_that_are_no_json_object_are_refused(text, told):
+    with pytest.raises(ArgumentTypeError, match=told):
+        json_object(text)
 
 
 def test_a_project_may_have_an_option_of_the_same_name(tmp_path):

@@ -39,6 +39,20 @@ class ReportsAnotherTemperature(Waves):
         return super().draw(step, index, 0.6 * logits)
 
 
+class LiesAtTheLastPlace(Waves):
+    """Draws its fourth token from the distribution before the temperature: one of four, where K is four."""
+
+    def draw(self, step, index, logits):
+        return super().draw(step, index, 0.6 * logits if index == 3 else logits)
+
+
+class LiesInOneRow(Waves):
+    """Draws the sixth row of a step from the distribution before the temperature."""
+
+    def draw(self, step, index, logits):
+        return super().draw(step, index, torch.cat([logits[:5], 0.6 * logits[5:6], logits[6:]]))
+
+
 class OneNumberForAll(Waves):
     """Draws every token of a row by the same number: each distribution is right, and together they are not."""
 

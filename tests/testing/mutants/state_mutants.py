@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import ClassVar
 
 import torch
 from good_proposers import Followers, HiddenMean, SharedFollowers, follow
@@ -37,6 +38,19 @@ class KeepsAView(HiddenMean):
         super().observe(before)
 
 
+class KeepsTheNewest(Followers):
+    """Drafts the token that was the newest one a step ago, of which it has kept no copy."""
+
+    def propose(self, step):
+        names, newest = getattr(self, "before", (step.request_ids, step.newest_token))
+        self.before = step.request_ids, step.newest_token
+        drafts = [
+            [int(newest[names.index(name)])] * min(budget, 1) if name in names else []
+            for name, budget in zip(step.request_ids, step.budget.tolist(), strict=True)
+        ]
+        return Draft.from_lists(drafts, step.width)
+
+
 class ShiftsTheWeights(Followers):
     """Shifts the weights that it was lent."""
 
@@ -61,6 +75,42 @@ class DraftsByInstance(Followers):
 
     def draft(self, step, b, budget):
         return [(token + self.number) % 50 for token in super().draft(step, b, budget)]
+
+
+class KeepsInTheClass(Followers):
+    """A mutable attribute of the class: two engines have one."""
+
+    every: ClassVar[dict[str, list[int]]] = {}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.tokens = self.every
+
+
+class ForShortTexts(Followers):
+    """Has a table of 256 lengths."""
+
+    def draft(self, step, b, budget):
+        return super().draft(step, b, budget)[: range(8, 264)[len(self.tokens[step.request_ids[b]])]]
+
+
+class CutsAtAMark(Followers):
+    """Keeps no more than 300 tokens of a text, and where they begin depends on what steps have shown."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.cut = {}
+
+    def learn(self, step, b, row, length):
+        tokens, name = self.tokens[step.request_ids[b]], step.request_ids[b]
+        tokens.extend(step.history.token_ids(b, len(tokens) + self.cut.get(name, 0)))
+        if len(tokens) > 300:
+            self.cut[name] = self.cut.get(name, 0) + len(tokens) - 50
+            del tokens[:-50]
+
+    def on_finish(self, request):
+        super().on_finish(request)
+        self.cut.pop(request.request_id, None)
 
 
 class MixesRequests(Followers):
@@ -175,6 +225,19 @@ class KeepsByName(Followers):
         pass
 
 
+class KeepsByPrompt(Followers):
+    """Goes on where the last request with that prompt ended."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.longest = {}
+
+    def draft(self, step, b, budget):
+        key, length = tuple(step.requests[b].prompt_token_ids), len(self.tokens[step.request_ids[b]])
+        self.longest[key] = max(self.longest.get(key, 0), length)
+        return [self.longest[key]] * budget
+
+
 class KeepsByRow(Followers):
     """Goes on where the last owner of the row ended."""
 
@@ -231,23 +294,49 @@ class LearnsAtTheEnd(Followers):
         return follow([*getattr(self, "corpus", []), int(step.newest_token[b])], budget)
 
 
-class SavesNothing(Followers):
-    """Drafts from what all ended requests said, and writes an empty file of it."""
+class SavesCorpus(Followers):
+    """Drafts from what all ended requests said, and keeps it. Keeps the contract."""
 
     needs = Needs(history=True, state="shared", extensions=(State(),))
 
+    def __init__(self, config):
+        super().__init__(config)
+        self.corpus = []
+
     def on_finish(self, request):
-        self.corpus = [*getattr(self, "corpus", []), *self.tokens[request.request_id]]
+        self.corpus += self.tokens[request.request_id]
         super().on_finish(request)
 
     def draft(self, step, b, budget):
-        return follow([*getattr(self, "corpus", []), int(step.newest_token[b])], budget)
+        return follow([*self.corpus, int(step.newest_token[b])], budget)
 
     def save(self, path):
-        path.write_text("")
+        (path / "corpus").write_text(" ".join(map(str, self.corpus)))
 
     def load(self, path):
-        path.read_text()
+        self.corpus = [int(token) for token in (path / "corpus").read_text().split()]
+
+
+class SavesNothing(SavesCorpus):
+    """Writes an empty file of it."""
+
+    def save(self, path):
+        (path / "corpus").write_text("")
+
+
+class SavesNoRunningRequest(SavesCorpus):
+    """Believes that nothing is saved while requests run."""
+
+    def save(self, path):
+        assert not self.tokens
+        super().save(path)
+
+
+class LoadsNothingEmpty(SavesCorpus):
+    """Believes that somebody has said something by then."""
+
+    def load(self, path):
+        self.corpus = [int(token) for token in (path / "corpus").read_text().split(" ")]
 
 
 class OnlySaves(Followers):
