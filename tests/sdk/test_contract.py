@@ -23,7 +23,7 @@ from specdec.sdk import (
     SpecdecError,
     StrictModel,
 )
-from specdec.sdk.errors import PluginId
+from specdec.sdk.errors import PluginId, RequestError
 from specdec.sdk.extensions import DraftKV, Extension, State, TargetKV, TargetLayers, TargetTokens, Trees
 from specdec.sdk.read_tokens import ReadTokens
 from specdec.testing import FakeServices, fake_target_info, step_view
@@ -93,6 +93,20 @@ def test_error_text_has_code_plugin_and_aligned_facts():
         "  found     two",
         "            lines",
     ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecdecError("SD-E999", "it broke", {"found": 1}, plugin=PluginId("x", "pkg:X")),
+        Refusal("K is 9", "K = 4"),
+        RequestError("SD-E270", "no such key"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_comes_whole_out_of_another_process(error):
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_class_path_outside_a_distribution_is_its_own_label():
