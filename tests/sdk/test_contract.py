@@ -84,6 +84,11 @@ def test_parse_names_the_place_in_the_users_own_words():
         Options.parse({"window": "wide"}, "proposer_config")
 
 
+def test_a_key_that_is_no_text_is_an_unknown_key():
+    with pytest.raises(ConfigError, match=r"SD-E131 proposer_config has a key that nobody declares\n  1 "):
+        Options.parse({1: 2}, "proposer_config")
+
+
 def test_error_text_has_code_plugin_and_aligned_facts():
     plugin = PluginId("x", "pkg:X", "specdec-plugin-x", "0.3.1")
     error = SpecdecError("SD-E999", "it broke", {"expected": 1, "found": "two\nlines"}, plugin=plugin)
