@@ -522,6 +522,12 @@ def test_the_threshold_policy_follows_what_is_measured():
     assert low < middle < high == 8
 
 
+@pytest.mark.parametrize("settings", [{"expected_rate": 1 - 1e-12}, {"expected_weight": 1e-12}])
+def test_the_threshold_policy_drafts_the_most_where_all_is_accepted(settings):
+    everything = torch.tensor([5.0])
+    assert AcceptanceThreshold(**settings).lengths(everything, everything, 8).tolist() == [8]
+
+
 def test_adaptive_has_exactly_one_part():
     with pytest.raises(TypeError, match="has 2 parts"):
         Adaptive.of(First, Second)
