@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,23 @@ class PartPlan:
         return cls(name, part, own_config, needs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnDrafts(StepView[Any]):
+    """A step that counts a part's own drafts alone. What the others' drafts added is committed all the same."""
+
+    whole: StepView[Any]
+
+    @classmethod
+    def of(cls, step: StepView[Any]) -> OwnDrafts:
+        """Take a step as it is: the counts are replaced next."""
+        return cls(**{field.name: getattr(step, field.name) for field in fields(StepView)}, whole=step)
+
+    @property
+    def num_committed(self) -> Tensor:
+        """As `StepView` has it, where this view's tensors are."""
+        return self.whole.num_committed.to(self.num_accepted.device)
+
+
 class Part:
     """A part that runs: it is called like any proposer, and is shown what it declared and nothing else."""
 
@@ -154,7 +171,7 @@ class Part:
             mine = author == self.index
             num_drafted, num_accepted = num_drafted * mine, num_accepted * mine
         own = replace(
-            step,
+            step if author is None else OwnDrafts.of(step),
             width=self.num_draft_tokens,
             budget=self._budget(budget, step.width),
             num_drafted=num_drafted,

@@ -177,6 +177,15 @@ def test_a_part_finds_only_its_own_drafts_among_the_verified_ones():
         assert (second.num_drafted.tolist(), second.num_accepted.tolist()) == ([0, 2, 0], [0, 2, 0])
 
 
+@pytest.mark.parametrize("parts", [(First, Second), (Chain.of(First), Second)], ids=["parts", "a chain in a chain"])
+def test_every_part_is_told_what_was_committed_whoever_drafted_it(parts):
+    chain = bound(Chain.of(*parts))
+    run_step(chain)
+    run_step(chain, num_drafted=[4, 4, 4], num_accepted=[0, 3, 4])
+    second = shown(chain, 1, "observe")[1]
+    assert (second.num_accepted.tolist(), second.num_committed.tolist()) == ([0, 0, 0], [1, 4, 5])
+
+
 def test_authors_are_kept_by_row_whatever_the_order_of_the_step():
     chain = bound(Chain.of(First, Second), first={"lengths": (1, 0)})
     run_step(chain, TOKENS[:2], slots=[5, 3])
