@@ -41,9 +41,9 @@ def read_request(
 
     Keys beside it are somebody else's. Raises RequestError SD-E270.
     """
-    beside = dict(extra_args or {})
     declared = frozenset() if loaded.request_options is None else loaded.request_options.key_names()
     try:
+        beside = _all_of(extra_args)
         section = _mapping(beside.get(registry.REQUEST_SECTION, {}))
         limits = {key: value for key, value in section.items() if key in RequestLimits.key_names()}
         own = {key: value for key, value in section.items() if key not in limits}
@@ -84,6 +84,14 @@ def _in_range(name: str, value: Any) -> Any:
             case Le(le=most):
                 value = min(value, most)
     return value
+
+
+def _all_of(extra_args: object) -> dict[str, Any]:
+    """As a mapping. Not every engine looks at what a client put there before it is read here."""
+    if not isinstance(extra_args, Mapping | None):
+        facts = {"expected": "a mapping", "found": repr(extra_args)[:200]}
+        raise ConfigError("SD-E132", "the extra arguments of a request are no mapping", facts)
+    return dict(extra_args or {})
 
 
 def _mapping(section: object) -> Mapping[str, Any]:

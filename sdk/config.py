@@ -44,7 +44,7 @@ class StrictModel(BaseModel):
         where: its name in errors ("speculative_config", a plugin's options, ...).
         """
         try:
-            return cls(**values)
+            return cls(**{str(key): value for key, value in values.items()})
         except ConfigError as error:
             summary = error.summary.replace(cls.__name__, where, 1)
             raise ConfigError(error.code, summary, error.facts) from error.__cause__
@@ -68,7 +68,8 @@ def unknown_keys(
     plugin: PluginId | None = None,
 ) -> ConfigError:
     """The error for keys that nobody declares. `answers`: what to say of some, instead of the key that is closest."""
-    hints = {key: did_you_mean(key, known, cutoff=0.75) for key in unknown}  # a word of another engine is no typo
+    words = map(str, unknown)
+    hints = {word: did_you_mean(word, known, cutoff=0.75) for word in words}  # a word of another engine is no typo
     facts = {key: f"did you mean {hint!r}?" if hint else "unknown" for key, hint in hints.items()}
     facts |= {key: answer for key, answer in (answers or {}).items() if key in unknown}
     accepted = ", ".join(sorted(known)) or "none"

@@ -15,11 +15,12 @@ A message is a stable code and one sentence, then one line per fact: what was ex
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class SpecdecError(Exception):
         self.facts: dict[str, object] = dict(facts or {})
         self.plugin = plugin
         super().__init__(message(code, summary, self.facts, plugin))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made anew of its args, which is the message alone: a pool of processes breaks on that.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class ConfigError(SpecdecError):

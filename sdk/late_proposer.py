@@ -6,13 +6,14 @@ import logging
 import weakref
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import TIMEOUT_MAX, Thread
+from time import monotonic
 from typing import Any
 
 from pydantic import Field
@@ -28,7 +29,7 @@ logger = logging.getLogger("specdec")
 
 FIGURES = ("asked", "in_time", "late", "rebased", "dropped", "errors")
 CLOSE_SECONDS = 1.0
-"""How long `close` waits for a question that is being asked."""
+"""How long `close` waits for questions that are being asked, all together."""
 
 
 class LateOptions(StrictModel):
@@ -82,7 +83,7 @@ class LateProposer(HostProposer):
         for text, request, tokens, k in wanting:
             self._take(text, tokens)
             self._ask(text, request, tokens, k)
-        self._wait(text for text, *_ in wanting if not text.rest)
+        self._wait([text for text, *_ in wanting])
         for text, request, tokens, k in wanting:
             self._take(text, tokens)
             self._ask(text, request, tokens, k)
@@ -130,11 +131,12 @@ class LateProposer(HostProposer):
     def _answer(self, request: RequestView[Any], tokens: list[int], k: int) -> list[int]:
         return [token_id(each) for each in returned_ids("ask", self.ask(request, tokens, k))]
 
-    def _wait(self, texts: Iterable[_Text]) -> None:
+    def _wait(self, texts: Sequence[_Text]) -> None:
+        """For texts that have nothing to offer. Without a deadline for all, so that no draft depends on the time."""
         deadline = self.config.options.deadline_ms
+        awaited = [text.answer for text in texts if text.answer is not None and (deadline is None or not text.rest)]
         if deadline != 0:
-            answers = [text.answer for text in texts if text.answer is not None]
-            wait(answers, timeout=None if deadline is None else deadline / 1000)
+            wait(awaited, timeout=None if deadline is None else min(deadline / 1000, TIMEOUT_MAX))
 
     def _take(self, text: _Text, tokens: Sequence[int]) -> None:
         """The answer, if it is there: it takes the place of an older one where it continues the text."""
@@ -218,8 +220,9 @@ class _Threads:
     def close(self) -> None:
         """End the threads, and wait for them a little."""
         self._end()
+        end = monotonic() + CLOSE_SECONDS
         for thread in self._threads:
-            thread.join(timeout=CLOSE_SECONDS)
+            thread.join(timeout=max(end - monotonic(), 0.0))
         if any(thread.is_alive() for thread in self._threads):
             logger.warning("%s still runs after %g s: give its client a timeout", self._name, CLOSE_SECONDS)
 

@@ -107,7 +107,9 @@ class Needs(StrictModel):
 
 
 def needs_of(proposer: type, config: ProposerConfig, target: TargetInfo) -> Needs:
-    """What a proposer class needs, stated or computed. Raises what its `needs` raises."""
+    """What a proposer class needs, stated or computed. Raises what its `needs` raises, and TypeError for no Needs."""
     stated: Any = getattr(proposer, "needs", Needs())  # optional by contract
-    needs: Needs = stated if isinstance(stated, Needs) else stated(config, target)
+    needs: object = stated if isinstance(stated, Needs) else stated(config, target)
+    if not isinstance(needs, Needs):
+        raise TypeError(f"{proposer.__name__}.needs returned {needs!r:.80}, expected an instance of specdec.sdk.Needs")
     return needs

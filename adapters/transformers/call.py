@@ -71,9 +71,10 @@ class Call:
         return self.settings.return_dict_in_generate or isinstance(self.given, DynamicCache)
 
     @property
-    def end_token_ids(self) -> frozenset[int]:
+    def end_token_ids(self) -> list[int]:
+        """In the call's order, of which the first may be the padding."""
         ends = self.settings.eos_token_id
-        return frozenset([ends] if isinstance(ends, int) else ends or ())
+        return [] if ends is None else torch.as_tensor(ends).flatten().tolist()
 
     def commit(self, text: Text, token_ids: list[int]) -> None:
         """Take the output tokens of a step. What follows a text that has ended is padding."""
@@ -122,7 +123,7 @@ class Call:
     def _pad_token_id(self) -> int:
         """The padding that plain `generate` chooses. 0 for a model that has neither padding nor an end."""
         pad = self.settings.pad_token_id
-        return int(pad) if pad is not None else next(iter(self.end_token_ids), 0)
+        return int(pad) if pad is not None else [*self.end_token_ids, 0][0]
 
     def sampling(self, num_rows: int) -> SamplingView:
         """What the target's distribution depends on, as far as proposers can read it; the logits are processed

@@ -31,7 +31,7 @@ from specdec.core.host import (
     registry,
     target_info,
 )
-from specdec.sdk.errors import ConfigError
+from specdec.sdk.errors import ConfigError, RequestError
 from specdec.sdk.extensions import DraftKV
 from specdec.sdk.types import SamplingView, TargetInfo
 
@@ -139,6 +139,7 @@ class SpeculativeDecoding:
         )
         self._numbers = count()
         self._turn = Lock()
+        self._closed = False
 
     def __call__(
         self,
@@ -152,8 +153,9 @@ class SpeculativeDecoding:
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """Called by `generate`. Returns what it returns: ids [B, T], or its output object where that was asked for.
 
-        Raises RequestError SD-E197 for what is not offered, ConfigError SD-E198 for another model or one that was
-        compiled since, and ProposerError if the proposer fails under `on_proposer_error="raise"`.
+        Raises RequestError SD-E197 for what is not offered, and SD-E169 once it is closed; ConfigError SD-E198 for
+        another model or one that was compiled since; ProposerError if the proposer fails under
+        `on_proposer_error="raise"`.
         """
         if model is not self._target.model:
             raise ConfigError("SD-E198", "this decoding was made for another model", {"fix": "speculative(model, ...)"})
@@ -161,6 +163,10 @@ class SpeculativeDecoding:
         if not self._turn.acquire(blocking=False):
             raise refused("a call while another one runs with the same decoding", "a speculative(...) for each thread")
         try:
+            if self._closed:
+                raise RequestError(
+                    "SD-E169", "this decoding is closed, and so is its proposer", {"fix": "make a new one"}
+                )
             return self._decode(
                 input_ids, logits_processor, stopping_criteria, generation_config, token_streamer, model_kwargs
             )
@@ -204,14 +210,24 @@ class SpeculativeDecoding:
         return self._host.proposer
 
     def proposer_figures(self) -> dict[str, float]:
-        """The proposer's own figures between two calls, where it has any (`Metrics`): `proposer_NAME_` and its name."""
-        self._host.metrics_wanted = True
-        self._host.ask_metrics()
+        """The proposer's own figures between two calls, where it has any (`Metrics`): `proposer_NAME_` and its name.
+
+        While a call runs, and once it is closed, they are the last ones that it told.
+        """
+        if self._turn.acquire(blocking=False):
+            try:
+                self._host.metrics_wanted = not self._closed
+                self._host.ask_metrics()
+            finally:
+                self._turn.release()
         return self._host.own_metrics
 
     def close(self) -> None:
-        """Close the proposer."""
-        self._host.close()
+        """Close the proposer when no call runs. Safe to call twice."""
+        with self._turn:
+            if not self._closed:
+                self._closed = True
+                self._host.close()
 
     def _generate(self, call: Call, streamer: Any) -> None:
         """Step until every text has ended."""
@@ -253,7 +269,7 @@ class SpeculativeDecoding:
             params=_PLAIN if sampled else _GREEDY,
             seed=int(torch.randint(2**63 - 1, ())) if sampled else 0,  # so that torch.manual_seed decides
             max_total_tokens=text.max_tokens,
-            end_token_ids=call.end_token_ids,
+            end_token_ids=frozenset(call.end_token_ids),
             detokenizer=None,
             options=self._loaded.read_request(None, "of generate"),
             num_computed_tokens=text.num_held,

@@ -15,6 +15,9 @@ from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .combinator import Combinator
 
+_MOST_RATE = 1 - 2.0**-53
+"""The largest float64 below 1."""
+
 
 class LengthPolicy(StrictModel, ABC):
     """Chooses the length of the next drafts from the outcome of earlier ones. Its fields are options of the user."""
@@ -46,8 +49,8 @@ class AcceptanceThreshold(LengthPolicy):
     def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
         """The largest n with rate ** n >= threshold."""
         weight = self.expected_weight
-        rate = (num_accepted + weight * self.expected_rate) / (num_tested + weight)
-        longest = math.log(self.threshold) / rate.log()  # the rate is inside (0, 1), for the expected one is
+        rate = (num_accepted.double() + weight * self.expected_rate) / (num_tested.double() + weight)
+        longest = math.log(self.threshold) / rate.clamp(max=_MOST_RATE).log()  # the rate is below 1 until it is rounded
         return longest.clamp(max=num_draft_tokens).long()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from pydantic import BaseModel, Field, create_model
 from torch import Tensor
 
+from ..check import check_class, check_extensions
 from ..config import NetworkSettings, ProposerConfig
-from ..errors import ConfigError, Refusal
-from ..extensions import RejectedTokens, TargetTokens
-from ..lifecycle import api_version_of, extension_methods, lifecycle_methods
+from ..errors import PluginId, Refusal
+from ..extensions import KNOWN, RejectedTokens, TargetTokens
+from ..lifecycle import extension_methods, lifecycle_methods
 from ..needs import Needs, needs_of
 from ..proposer_protocol import Proposer
 from ..ranges import DraftLength
@@ -64,15 +65,16 @@ class PartPlan:
     ) -> PartPlan:
         """The part's configuration and needs; it drafts at most as many tokens as it can.
 
-        Raises ConfigError SD-E132 if it is to draft more than all together, Refusal if it cannot draft as few,
-        PluginLoadError SD-E119 or SD-E120 for its `api_version`.
+        Raises Refusal if it is to draft more than all together or cannot draft as few, and PluginLoadError as
+        `check_class` and `check_extensions` do: nobody else looks at a part.
         """
-        api_version_of(part)
+        plugin = PluginId(name, f"{part.__module__}:{part.__qualname__}")
+        check_class(part, plugin)
         settings = dict(section)
         limit = settings["num_speculative_tokens"] or config.num_draft_tokens
         if limit > config.num_draft_tokens:
-            facts = {f"{name}.num_speculative_tokens": f"at most {config.num_draft_tokens}; found {limit}"}
-            raise ConfigError("SD-E132", "a part may not draft more tokens than num_speculative_tokens", facts)
+            reason = f"its part {name} is to draft {limit} tokens, and all parts together {config.num_draft_tokens}"
+            raise Refusal(reason, f'"num_speculative_tokens": {limit} beside "proposer_config", or less in it')
         told = {key: settings[key] for key in NetworkSettings.key_names() & section.model_fields_set}
         own_config = config.replace(
             model=settings["model"] or config.model,
@@ -88,7 +90,25 @@ class PartPlan:
         if own_config.num_draft_tokens < fewest:
             reason = f"its part {name} drafts at least {fewest} tokens, and may draft {own_config.num_draft_tokens}"
             raise Refusal(reason, f'"num_speculative_tokens": {fewest}')
+        check_extensions(part, needs, [each for id_, each in KNOWN.items() if id_ in target.extensions], plugin)
         return cls(name, part, own_config, needs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDrafts(StepView[Any]):
+    """A step that counts a part's own drafts alone. What the others' drafts added is committed all the same."""
+
+    whole: StepView[Any]
+
+    @classmethod
+    def of(cls, step: StepView[Any]) -> OwnDrafts:
+        """Take a step as it is: the counts are replaced next."""
+        return cls(**{field.name: getattr(step, field.name) for field in fields(StepView)}, whole=step)
+
+    @property
+    def num_committed(self) -> Tensor:
+        """As `StepView` has it, where this view's tensors are."""
+        return self.whole.num_committed.to(self.num_accepted.device)
 
 
 class Part:
@@ -135,8 +155,16 @@ class Part:
             self.call("observe", self.view(step, budget, author))
 
     def propose(self, step: StepView, budget: Tensor, author: Tensor | None = None) -> Draft:
-        """The part's draft, as wide as the part drafts. Arguments as of `view`. Raises ValueError for another form."""
-        draft = self.proposer.propose(self.view(step, budget, author))
+        """The part's draft, as wide as the part drafts. Arguments as of `view`.
+
+        Raises TypeError for what is no draft, and ValueError for one of another form.
+        """
+        draft: object = self.proposer.propose(self.view(step, budget, author))
+        if not isinstance(draft, Draft):
+            found = "None" if draft is None else type(draft).__name__
+            raise TypeError(f"its part {self.name} returned {found}, expected a Draft")
+        if draft.parents is not None:
+            raise ValueError(f"its part {self.name} returned a draft with parents, and trees were not asked for")
         shape = (len(step), self.num_draft_tokens)
         if tuple(draft.token_ids.shape) != shape or tuple(draft.lengths.shape) != shape[:1]:
             found = f"token_ids {tuple(draft.token_ids.shape)} and lengths {tuple(draft.lengths.shape)}"
@@ -154,7 +182,7 @@ class Part:
             mine = author == self.index
             num_drafted, num_accepted = num_drafted * mine, num_accepted * mine
         own = replace(
-            step,
+            step if author is None else OwnDrafts.of(step),
             width=self.num_draft_tokens,
             budget=self._budget(budget, step.width),
             num_drafted=num_drafted,

@@ -27,7 +27,7 @@ from specdec.sdk import (
     TargetInfo,
 )
 from specdec.sdk.combinators import Chain
-from specdec.sdk.extensions import Trees
+from specdec.sdk.extensions import Metrics, Trees
 from specdec.sdk.trees import draw_siblings
 
 
@@ -114,6 +114,24 @@ class Counting:
 
     def propose(self, step: StepView) -> Draft:
         return Draft.from_lists([range(budget) for budget in step.budget.tolist()], step.width)
+
+
+class NotesCalls(Counting):
+    """Notes which of its methods are called, for all its objects."""
+
+    needs = Needs(extensions=(Metrics(),))
+    calls: ClassVar[list[str]] = []
+
+    def propose(self, step: StepView) -> Draft:
+        self.calls.append("propose")
+        return super().propose(step)
+
+    def metrics(self) -> dict[str, float]:
+        self.calls.append("metrics")
+        return {"calls": len(self.calls)}
+
+    def close(self) -> None:
+        self.calls.append("close")
 
 
 class NotesStarts(Counting):

@@ -187,6 +187,8 @@ def test_a_failing_proposer_is_asked_no_more_after_three_errors(drafting):
         ({"specdec": {"num_speculative_tokens": 1}}, [7]),
         ({"specdec": {"speculative": False}}, []),
         ({"specdec": {"unknown": 1}}, []),
+        ([1], []),
+        ("text", []),
         ({"of others": 1}, [7, 7, 7]),
     ],
 )

@@ -92,6 +92,18 @@ def test_rows_end_at_different_times_and_go_on_with_padding(model, inputs, plain
     assert torch.equal(model.generate(**inputs, custom_generate=decoding, **GREEDY | ends), expected)
 
 
+def test_a_row_that_ended_goes_on_with_the_first_end_token_where_there_is_no_padding(
+    model, inputs, plain, ngram, monkeypatch
+):
+    monkeypatch.setattr(model.generation_config, "pad_token_id", None)
+    ends = [next(int(token) for token in plain[0, inputs["input_ids"].shape[1] + 3 :] if token % 8), 4000]
+    assert next(iter({*ends})) == 4000, "a set has the other one first"
+    settings = {"max_new_tokens": NUM_NEW_TOKENS, "do_sample": False, "eos_token_id": torch.tensor(ends)}
+    expected = model.generate(**inputs, **settings)
+    assert expected[0, -1] == ends[0]
+    assert torch.equal(model.generate(**inputs, custom_generate=ngram, **settings), expected)
+
+
 class AfterTwo(StoppingCriteria):
     """Ends a row at the second occurrence of one of its tokens."""
 

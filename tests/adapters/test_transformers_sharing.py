@@ -6,6 +6,7 @@ from threading import Thread, current_thread, main_thread
 
 import pytest
 import torch
+from adapter_proposers import NotesCalls
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
@@ -123,6 +124,24 @@ def test_a_second_call_with_the_same_decoding_is_refused_while_one_runs(own, pro
     found = own.generate(prompts[0], custom_generate=decoding, logits_processor=processors, **GREEDY)
     assert torch.equal(found, text)
     assert torch.equal(own.generate(prompts[0], custom_generate=decoding, **GREEDY), text)
+
+
+def test_a_proposer_is_asked_for_figures_between_two_calls_and_is_closed_once(own, prompts):
+    decoding = speculative(own, {"method": "adapter_proposers:NotesCalls", "num_speculative_tokens": 2})
+    calls, shown = NotesCalls.calls, []
+    calls.clear()
+    processors = LogitsProcessorList(
+        [Meanwhile(lambda: in_a_thread(lambda: shown.append(decoding.proposer_figures())))]
+    )
+    own.generate(prompts[0], custom_generate=decoding, logits_processor=processors, **GREEDY)
+    assert (shown, {*calls}) == ([{}], {"propose"})
+    assert [*decoding.proposer_figures().values()] == [len(calls)]
+    for _ in range(2):
+        decoding.close()
+    with pytest.raises(RequestError, match="SD-E169"):
+        own.generate(prompts[0], custom_generate=decoding, **GREEDY)
+    decoding.proposer_figures()
+    assert [name for name in calls if name != "propose"] == ["metrics", "metrics", "close"]
 
 
 def test_a_second_call_on_layers_with_states_is_refused_while_one_runs(prompts):

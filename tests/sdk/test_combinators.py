@@ -41,7 +41,7 @@ TARGET = fake_target_info()
 class Spy:
     """Drafts its `token`, `lengths[b]` times in row b of the step; keeps what it was shown."""
 
-    needs = Needs(state="per_request", extensions=(State(),))
+    needs = Needs(state="per_request")
 
     class Options(StrictModel):
         token: int = 1
@@ -66,6 +66,12 @@ class Spy:
     def on_finish(self, request):
         self.log.append(("on_finish", request))
 
+
+class First(Spy):
+    """It keeps its token on disk."""
+
+    needs = Needs(state="per_request", extensions=(State(),))
+
     def save(self, path):
         (path / "token").write_text(str(self.token))
 
@@ -73,11 +79,7 @@ class Spy:
         self.token = int((path / "token").read_text())
 
 
-class First(Spy):
-    pass
-
-
-class Second(Spy):
+class Second(First):
     pass
 
 
@@ -177,6 +179,15 @@ def test_a_part_finds_only_its_own_drafts_among_the_verified_ones():
         assert (second.num_drafted.tolist(), second.num_accepted.tolist()) == ([0, 2, 0], [0, 2, 0])
 
 
+@pytest.mark.parametrize("parts", [(First, Second), (Chain.of(First), Second)], ids=["parts", "a chain in a chain"])
+def test_every_part_is_told_what_was_committed_whoever_drafted_it(parts):
+    chain = bound(Chain.of(*parts))
+    run_step(chain)
+    run_step(chain, num_drafted=[4, 4, 4], num_accepted=[0, 3, 4])
+    second = shown(chain, 1, "observe")[1]
+    assert (second.num_accepted.tolist(), second.num_committed.tolist()) == ([0, 0, 0], [1, 4, 5])
+
+
 def test_authors_are_kept_by_row_whatever_the_order_of_the_step():
     chain = bound(Chain.of(First, Second), first={"lengths": (1, 0)})
     run_step(chain, TOKENS[:2], slots=[5, 3])
@@ -221,8 +232,33 @@ def test_a_part_of_a_version_that_is_not_served_is_refused_by_its_name():
     class FromTomorrow(Spy):
         api_version = "99.0"
 
-    with pytest.raises(PluginLoadError, match=r"SD-E120.*FromTomorrow targets proposer API 99\.0"):
+    with pytest.raises(PluginLoadError, match=r"SD-E120 it targets proposer API 99\.0.*FromTomorrow\]"):
         bound(Chain.of(First, FromTomorrow))
+
+
+def part_of(**attributes):
+    return type("Faulty", (Spy,), attributes)
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "told"),
+    [
+        (part_of(on_finish=lambda self: None), "SD-E111", "Faulty.on_finish cannot be called"),
+        (part_of(propose=None), "SD-E110", 'no method "propose"'),
+        (part_of(needs=Needs(extensions=(State(),))), "SD-E111", "Faulty.save cannot be called"),
+    ],
+    ids=["signature", "nothing to call", "extension"],
+)
+def test_a_part_that_cannot_be_called_is_refused_like_any_proposer_by_its_own_name(part, code, told):
+    with pytest.raises(PluginLoadError, match=code) as refused:
+        merged(First, part)
+    assert told in str(refused.value)
+    assert refused.value.plugin.target == f"{__name__}:Faulty"
+
+
+def test_a_part_whose_needs_return_something_else_is_named():
+    with pytest.raises(TypeError, match=r"Faulty.needs returned None, expected an instance of specdec\.sdk\.Needs"):
+        merged(First, part_of(needs=classmethod(lambda cls, config, target: None)))
 
 
 def test_parts_save_and_load_below_their_names(tmp_path):
@@ -232,6 +268,20 @@ def test_parts_save_and_load_below_their_names(tmp_path):
     loaded.load(tmp_path)
     assert [part.proposer.token for part in loaded.members] == [5, 6]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (None, "its part faulty returned None, expected a Draft"),
+        (Draft.from_trees([[(-1, 5), (-1, 6)]] * len(TOKENS), K), "its part faulty returned a draft with parents"),
+    ],
+    ids=["None", "a tree"],
+)
+def test_what_is_no_draft_of_a_chain_is_refused_with_the_parts_name(returned, told):
+    chain = bound(Chain.of(First, part_of(propose=lambda self, step: returned)), first={"lengths": (1, 0, 0)})
+    with pytest.raises((TypeError, ValueError), match=told):
+        run_step(chain)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -418,8 +468,9 @@ def test_unusable_options_are_refused(options, code, words):
 
 
 def test_a_part_may_not_draft_more_than_all():
-    with pytest.raises(ConfigError, match=r"first.num_speculative_tokens\s+at most 4; found 9"):
+    with pytest.raises(Refusal) as refused:
         merged(First, first={"num_speculative_tokens": 9})
+    assert refused.value.reason == "its part first is to draft 9 tokens, and all parts together 4"
 
 
 def test_options_have_a_schema_with_those_of_the_parts():
@@ -520,6 +571,12 @@ def test_the_threshold_policy_follows_what_is_measured():
     accepted, tested = torch.tensor([0.0, 10.0, 100.0]), torch.tensor([5.0, 20.0, 100.0])
     low, middle, high = policy.lengths(accepted, tested, 8).tolist()
     assert low < middle < high == 8
+
+
+@pytest.mark.parametrize("settings", [{"expected_rate": 1 - 1e-12}, {"expected_weight": 1e-12}])
+def test_the_threshold_policy_drafts_the_most_where_all_is_accepted(settings):
+    everything = torch.tensor([5.0])
+    assert AcceptanceThreshold(**settings).lengths(everything, everything, 8).tolist() == [8]
 
 
 def test_adaptive_has_exactly_one_part():

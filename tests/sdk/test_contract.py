@@ -23,7 +23,7 @@ from specdec.sdk import (
     SpecdecError,
     StrictModel,
 )
-from specdec.sdk.errors import PluginId
+from specdec.sdk.errors import PluginId, RequestError
 from specdec.sdk.extensions import DraftKV, Extension, State, TargetKV, TargetLayers, TargetTokens, Trees
 from specdec.sdk.read_tokens import ReadTokens
 from specdec.testing import FakeServices, fake_target_info, step_view
@@ -84,6 +84,11 @@ def test_parse_names_the_place_in_the_users_own_words():
         Options.parse({"window": "wide"}, "proposer_config")
 
 
+def test_a_key_that_is_no_text_is_an_unknown_key():
+    with pytest.raises(ConfigError, match=r"SD-E131 proposer_config has a key that nobody declares\n  1 "):
+        Options.parse({1: 2}, "proposer_config")
+
+
 def test_error_text_has_code_plugin_and_aligned_facts():
     plugin = PluginId("x", "pkg:X", "specdec-plugin-x", "0.3.1")
     error = SpecdecError("SD-E999", "it broke", {"expected": 1, "found": "two\nlines"}, plugin=plugin)
@@ -93,6 +98,20 @@ def test_error_text_has_code_plugin_and_aligned_facts():
         "  found     two",
         "            lines",
     ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecdecError("SD-E999", "it broke", {"found": 1}, plugin=PluginId("x", "pkg:X")),
+        Refusal("K is 9", "K = 4"),
+        RequestError("SD-E270", "no such key"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_comes_whole_out_of_another_process(error):
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_class_path_outside_a_distribution_is_its_own_label():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import weakref
 from collections import defaultdict
@@ -12,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.sdk import LateProposer, ProposerConfig, ProposerError
+from specdec.sdk import LateProposer, ProposerConfig, ProposerError, late_proposer
 from specdec.testing import check_proposer, step_view
 
 K = 3
@@ -56,6 +57,20 @@ def awaited(service):
     """It waits for every answer."""
     service.config = config(None)
     return service
+
+
+@pytest.fixture
+def open_when_awaited(monkeypatch):
+    """Open a question's gate once a step waits, and not before."""
+
+    def set_up(made, token):
+        def opening(answers, timeout=None):
+            threading.Timer(0, made.gates[token].set).start()
+            return wait(answers, timeout=timeout)
+
+        monkeypatch.setattr(late_proposer, "wait", opening)
+
+    return set_up
 
 
 def in_flight(made):
@@ -155,11 +170,24 @@ def test_a_deadline_ends_the_wait(service):
     assert figures(service) == {"asked": 1, "waiting": 1}
 
 
-def test_a_step_waits_only_for_requests_that_have_nothing_to_offer(awaited):
-    awaited.replies[6] = [7, 8, 9, 10]
+@pytest.mark.parametrize("deadline_ms", [60_000.0, math.inf])
+def test_with_a_deadline_a_step_waits_only_for_requests_that_have_nothing_to_offer(
+    service, open_when_awaited, deadline_ms
+):
+    service.config = config(deadline_ms)
+    service.replies[6] = [7, 8, 9, 10]
+    open_when_awaited(service, 6)
+    assert drafted(service, [5, 6]) == [[7, 8, 9]]
+    assert drafted(service, [5, 6, 7]) == [[8, 9, 10]]  # gate 7 is closed
+    assert figures(service)["waiting"] == 1
+
+
+def test_without_a_deadline_a_step_waits_for_every_answer_and_no_draft_depends_on_the_time(awaited, open_when_awaited):
+    awaited.replies |= {6: [7, 8, 9, 10], 7: [8, 1, 2]}
     drafted(awaited, [5, 6], open_gates=[6])
-    assert drafted(awaited, [5, 6, 7]) == [[8, 9, 10]]  # gate 7 is closed
-    assert figures(awaited)["waiting"] == 1
+    open_when_awaited(awaited, 7)
+    assert drafted(awaited, [5, 6, 7]) == [[8, 1, 2]]
+    assert figures(awaited) == {"asked": 2, "in_time": 2}
 
 
 def test_requests_without_a_budget_and_dummy_steps_ask_nothing(awaited):
@@ -234,6 +262,22 @@ def test_close_does_not_wait_for_a_call_that_hangs(service, monkeypatch, caplog)
         pass
     service.close()
     assert "Counting.ask still runs" in caplog.text
+
+
+def test_calls_that_hang_share_the_time_that_close_waits(monkeypatch):
+    class Hanging:
+        def join(self, timeout):
+            now[0] += timeout
+
+        def is_alive(self):
+            return True
+
+    now = [5.0]
+    monkeypatch.setattr(late_proposer, "monotonic", lambda: now[0])
+    made = Counting(config(0))
+    made._threads._threads.extend([Hanging(), Hanging(), Hanging()])
+    made.close()
+    assert now[0] == 5.0 + late_proposer.CLOSE_SECONDS
 
 
 def test_close_before_any_question_starts_no_thread():
