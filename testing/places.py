@@ -48,7 +48,7 @@ class Sample:
 
     def statements(self, rate: float) -> Iterator[Statement]:
         """What holds but for a probability of `rate`, shared by them all."""
-        positions = self.positions.unique().tolist()
+        positions = sorted(set(self.positions.tolist()))
         share = rate / (3 + len(positions))
         yield _distance("distance from uniform", self.by_rank, share)
         for position in positions:  # a mistake in one of K is a K-th of all

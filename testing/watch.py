@@ -109,7 +109,7 @@ class WatchedHost(ProposerHost):
 def _copied(step: StepView) -> StepView:
     """The same step, with copies of its tensors."""
     kept = replace(_cloned(step.kept), hidden=tuple(state.clone() for state in step.kept.hidden))
-    sampling, rejected = (each and _cloned(each) for each in (step.sampling, step.rejected))
+    sampling, rejected = step.sampling and _cloned(step.sampling), step.rejected and _cloned(step.rejected)
     return replace(_cloned(step), kept=kept, sampling=sampling, rejected=rejected)
 
 
