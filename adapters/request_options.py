@@ -87,7 +87,7 @@ def _in_range(name: str, value: Any) -> Any:
 
 
 def _all_of(extra_args: object) -> dict[str, Any]:
-    """As a mapping. Not every engine looks at what a client put there before it is read here."""
+    """Read them as a mapping. Not every engine has looked at what a client put there."""
     if not isinstance(extra_args, Mapping | None):
         facts = {"expected": "a mapping", "found": repr(extra_args)[:200]}
         raise ConfigError("SD-E132", "the extra arguments of a request are no mapping", facts)

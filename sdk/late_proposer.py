@@ -132,7 +132,7 @@ class LateProposer(HostProposer):
         return [token_id(each) for each in returned_ids("ask", self.ask(request, tokens, k))]
 
     def _wait(self, texts: Sequence[_Text]) -> None:
-        """For texts that have nothing to offer. Without a deadline for all, so that no draft depends on the time."""
+        """Wait for texts that have nothing to offer. Without a deadline, wait for all: no draft depends on the time."""
         deadline = self.config.options.deadline_ms
         awaited = [text.answer for text in texts if text.answer is not None and (deadline is None or not text.rest)]
         if deadline != 0:

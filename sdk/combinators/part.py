@@ -107,7 +107,7 @@ class OwnDrafts(StepView[Any]):
 
     @property
     def num_committed(self) -> Tensor:
-        """As `StepView` has it, where this view's tensors are."""
+        """Count what the whole step added to each request's output: [B] int64."""
         return self.whole.num_committed.to(self.num_accepted.device)
 
 
