@@ -286,6 +286,10 @@ class ModelProposer(ProposerBase):
         return torch.equal(table.to(targets.dtype), targets)
 
 
+SCALED_EMBEDDINGS = ("gemma", "vaultgemma", "paligemma")
+"""How model types begin whose embedding scales its rows; recurrent_gemma scales them behind it."""
+
+
 class TargetEmbedding(torch.nn.Module):
     """The target's embedding, by reference: its rows alone, which draft networks are trained on."""
 
@@ -331,7 +335,7 @@ class ScaledHead(torch.nn.Module):
 
 def _embedding_factor(services: Services) -> float:
     """What the target's embedding multiplies its rows by. Gemma does so, and no key of its configuration tells."""
-    if "gemma" not in str(services.target.config.get("model_type")):
+    if not str(services.target.config.get("model_type")).startswith(SCALED_EMBEDDINGS):
         return 1.0
     return torch.tensor(services.target.hidden_size**0.5, dtype=services.dtype).item()  # rounded as there
 
