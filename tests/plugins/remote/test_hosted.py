@@ -139,7 +139,7 @@ def test_more_signals_than_a_pipe_holds_end_a_server_once() -> None:
 def test_a_fork_ends_by_a_signal_that_is_for_it_and_its_server_is_not_told(is_told_before) -> None:
     """A signal that comes before the fork has begun to run is not lost either."""
     with told_to_end() as ended:
-        for _ in range(50):
+        for _ in range(12):
             pid = os.fork()
             if pid == 0:
                 if is_told_before:
