@@ -21,7 +21,7 @@ _RUNNERS = (
     "a drafter with KV of its own needs --no-enable-prefix-caching in V1",
     "install specdec-sdk, the plugin and its checkpoint on every machine",
 )
-_VLLMS = ("num_speculative_tokens", "draft_sample_method", "rejection_sample_method", "draft_tensor_parallel_size")
+_VLLMS = ("num_speculative_tokens", "draft_sample_method", "rejection_sample_method")
 
 
 def hand_over(asked: Asked) -> HandOver:

@@ -46,14 +46,7 @@ NATIVE: Mapping[str, NativeMethod] = MappingProxyType(
 )
 """medusa is not here: vLLM 0.33 has it no longer."""
 
-COMMON = frozenset(
-    {
-        "num_speculative_tokens",
-        "draft_sample_method",
-        "rejection_sample_method",
-        "draft_tensor_parallel_size",
-    }
-)
+COMMON = frozenset({"num_speculative_tokens", "draft_sample_method", "rejection_sample_method"})
 """Common keys of ours that vLLM has under the same name and with the same meaning."""
 
 REASONS: Mapping[str, str] = MappingProxyType(
