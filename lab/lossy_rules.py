@@ -23,7 +23,6 @@ from specdec.core.rejection.types import (
     STATUS_BAD_ROW,
     DraftRows,
     SamplingRows,
-    Uniforms,
     Verdict,
 )
 from specdec.core.rejection.uniforms import draw_uniforms
@@ -71,8 +70,9 @@ def verify_typical(
     rows = _Rows(logits, cu_rows, drafts, sampling)
     p = (rows.distribution.weights.flatten(1).double() / rows.distribution.mass)[:, : rows.distribution.vocab_size]
     entropy = -torch.where(p > 0, p * p.log(), 0.0).sum(1)
-    bar = (delta * (-entropy).exp()).clamp(max=epsilon)[rows.layout.rows[:, :-1]]
-    return rows.verdict(rows.prob > bar)
+    of_drafts = rows.layout.rows[:, :-1]
+    bar = (delta * (-entropy).exp()).clamp(max=epsilon)[of_drafts]
+    return rows.verdict(rows.distribution.prob_of(of_drafts, drafts.token_ids) > bar)
 
 
 def verify_synthetic(
@@ -92,16 +92,14 @@ def verify_synthetic(
 
 
 class _Rows:
-    """What both rules need: a token of p for every row, and p of every draft."""
+    """What both rules need: p, and a token of it for every row."""
 
     def __init__(self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows) -> None:
-        uniforms: Uniforms = draw_uniforms(drafts, sampling)
         self.drafts = drafts
         self.layout = Layout.of(len(logits), cu_rows, drafts)
         self.greedy = greedy_requests(sampling)
-        self.distribution, drawn = draw_rows(logits, cu_rows, sampling, uniforms, self.greedy)
+        self.distribution, drawn = draw_rows(logits, cu_rows, sampling, draw_uniforms(drafts, sampling), self.greedy)
         self.tokens = drawn[self.layout.rows]  # [B, K + 1]
-        self.prob = self.distribution.prob_of(self.layout.rows[:, :-1], drafts.token_ids)
 
     def verdict(self, accept: Tensor) -> Verdict:
         """The verdict of a rule that accepts [B, K]; greedy requests always take their argmax."""

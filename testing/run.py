@@ -247,6 +247,7 @@ def _skipped(check: Check, reason: str) -> CheckResult:
 def _reproduce(check: Check, subject: Subject, **more: str) -> str:
     """The call that runs one check again."""
     settings = f", {dict(subject.settings)}" if subject.settings else ""
-    more |= {} if subject.target_model == Subject.target_model else {"target": subject.target_model}
+    if subject.target_model != Subject.target_model:
+        more["target"] = subject.target_model
     further = "".join(f", {name}={value!r}" for name, value in more.items())
     return f"check_proposer({subject.label!r}{settings}, only=[{check.name!r}], seed={subject.seed}{further})"

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import Refusal
 from ..extensions import DraftKV
 
-_HEADS = frozenset({"head_dim", "num_attention_heads", "num_key_value_heads"})
+_HEADS = ("head_dim", "num_attention_heads", "num_key_value_heads")
 
 
 def draft_kv_of(
@@ -32,7 +32,8 @@ def draft_kv_of(
     num_heads = config.get("num_attention_heads")
     if num_heads is None:
         raise Refusal("the draft checkpoint's configuration states no num_attention_heads")
-    own = [layer for layer, each in (config.get("per_layer_config") or {}).items() if _HEADS.intersection(each)]
+    by_layer = (config.get("per_layer_config") or {}).items()
+    own = [layer for layer, each in by_layer if any(key in each and each[key] != config.get(key) for key in _HEADS)]
     if own:
         reason = f"its layers {', '.join(own)} have heads of their own (per_layer_config), and draft KV has one shape"
         raise Refusal(reason, "a draft network whose layers have the same heads")
