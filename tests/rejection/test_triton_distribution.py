@@ -48,7 +48,7 @@ SLICE = [
     ("sparse", "temperature", 5, 1),
 ]
 REST = [("one_hot", "temperature", 3, 2)]
-REST += [("dense_probs", "all", 3, 2), *((d, "unit", 3, 2) for d in DRAFTERS), *((d, "all", 5, 1) for d in DRAFTERS)]
+REST += [("dense_probs", "all", 3, 2), *((d, "unit", 3, 2) for d in DRAFTERS), *((d, "all", 3, 1) for d in DRAFTERS)]
 REST += [(d, s, 5, 1) for d in ("one_hot", "dense_probs", "dense_logits") for s in ("top_k", "top_p", "min_p")]
 BLOCK_REST = [("dense_probs", "unit"), ("dense_logits", "unit"), ("sparse", "temperature")]
 BLOCK_REST += [("mapped_logits", "unit"), ("dense_probs", "all")]
