@@ -189,7 +189,7 @@ def test_states_of_compiled_layers_are_refused_before_and_after_the_drafter_was_
         own.generate(prompts[0], custom_generate=early, **GREEDY)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_layers_with_states_are_refused_where_they_run_compiled():
     hybrid = loaded("tiny/hybrid")
     compile_in_place(hybrid)

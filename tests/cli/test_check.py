@@ -35,7 +35,7 @@ def check(name, *arguments, cwd):
     return run("specdec", "check", f"hostile_proposers:{name}", "--level", "basic", *arguments, cwd=cwd)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_crash_names_the_check_and_the_frame(tmp_path):
     done = check("Crashes", cwd=tmp_path)
     assert done.returncode < 0

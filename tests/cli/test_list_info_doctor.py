@@ -431,7 +431,7 @@ def test_doctor_reports_unusable_plugins_and_exits_with_four(specdec, install):
     assert found["plugin nobody"]["status"] == "note"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_doctor_is_content_with_blocked_plugins(specdec, install):
     install("dist-x", proposers=["echo = x_mod:Echo"])
     finished = specdec("-p", "no:echo", "doctor", "--json")

@@ -45,7 +45,7 @@ def served_both_ways(case, mtp_target, num_requests, seed=0):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", SLICED, ids="-".join)
 def test_recorded_work_gives_what_it_gives_unrecorded(case, cuda, mtp_target):
     recorded, unrecorded = served_both_ways(case, mtp_target, QUICK)

@@ -141,6 +141,7 @@ def test_what_only_views_its_arguments_is_not_recorded(cuda):
     assert counts.replays == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rope",
     [
@@ -194,6 +195,7 @@ ASKING = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "num_uploads"), [("ngram", 2), ("eagle", 3)])
 def test_penalties_and_logprobs_are_one_upload_more_and_no_wait(name, num_uploads, cuda):
     """Drafts of a device count for penalties there, and log-probabilities come with the outcome."""

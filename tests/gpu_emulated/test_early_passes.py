@@ -67,7 +67,7 @@ def test_the_text_is_the_plain_one_where_steps_are_skipped(cuda):
     assert llm.engine.metrics.proposer_errors["SD-E276"] > 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_looking_waits_for_nothing(cuda):
     llm = engine("InTime")
     for index in range(3):

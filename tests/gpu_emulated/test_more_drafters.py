@@ -123,7 +123,7 @@ def drafts(model: str, speculative: dict[str, Any], device: str, *, sampled: boo
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_device_drafts_what_a_cpu_does(name, sampled, cuda, tmp_path):

@@ -52,6 +52,7 @@ def test_a_step_with_trees_asks_of_the_device_what_the_table_says(case, cuda):
     assert figures(cuda, engine(*case, None), case[1]) == expected()["-".join(case)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "waits"), [("suffix", 1), ("ngram", 1), ("token_recycling", 2)])
 def test_trees_of_the_host_are_verified_with_one_upload_one_wait_and_one_move(name, waits, cuda):
     """In a recorded step, with a dozen launches beside it. What the target found likely is read with one wait more."""
@@ -71,6 +72,7 @@ def test_trees_of_the_host_are_verified_with_one_upload_one_wait_and_one_move(na
     assert moves > 3
 
 
+@pytest.mark.full
 def test_penalties_and_logprobs_follow_each_nodes_own_path(cuda):
     prompts = [{"prompt_token_ids": prompt} for prompt in ([5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [11] * 12)]
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=10, ignore_eos=True, **PENALISED)
@@ -87,6 +89,7 @@ def test_penalties_and_logprobs_follow_each_nodes_own_path(cuda):
         assert [each.keys() for each in ours] == [each.keys() for each in theirs]
 
 
+@pytest.mark.full
 def test_the_table_has_one_wait_more_than_for_chains_and_as_many_launches():
     """The host looks at a tree of the device before it plans the next step.
 

@@ -44,7 +44,7 @@ def drafts(model: Path, device: str, temperature: float) -> list[tuple[int, ...]
 CASES = {f"{name}-{how}": (name, value) for name in MEMBERS for how, value in {"greedy": 0.0, "sampled": 0.8}.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", slow_unless("vanilla-sampled", CASES))
 def test_a_device_drafts_what_a_cpu_does(case, made, cuda, tmp_path):
     name, temperature = CASES[case]

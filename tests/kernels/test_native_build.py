@@ -89,7 +89,7 @@ def test_a_gpu_has_no_choice():
         profile_of(torch.device("cuda"), "native")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_engine_says_what_it_does_without_a_compiler(tmp_path):
     """In a process of its own: kernels are loaded once."""
     program = (

@@ -164,7 +164,7 @@ def test_forms_are_made_at_the_start_only(max_num_seqs, small_path, compiled):
     assert len(compiled) == at_start == {1: 7, ROWS: 10}[max_num_seqs]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 def test_forms_of_trees_are_made_at_the_start_too(method, small_path, compiled, caplog):
     speculative = {"method": "draft_model", "model": str(small_path), "max_nodes": 6}

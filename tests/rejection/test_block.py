@@ -61,7 +61,7 @@ def test_uniforms_that_are_given_are_used_at_every_place(kinds: tuple[Distributi
     assert not equal(given, verify_block(*arguments, batch.sampling))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_block_accepts_more_than_one_at_a_time_where_a_distribution_is_known_and_as_much_where_none_is() -> None:
     for seed in range(3):
         stated = block_problem("dense_probs", "unit", seed)

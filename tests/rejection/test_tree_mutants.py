@@ -92,7 +92,7 @@ def kernels_contradict(package: ModuleType) -> bool:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_kernels_themselves_contradict_nothing() -> None:
     assert not kernels_contradict(rejection)
 

@@ -13,7 +13,7 @@ import pytest
 KEYS = Path(__file__).with_name("keys.py")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_calls_of_every_shape_ask_for_no_kernel_that_warm_up_did_not() -> None:
     """1 to 256 requests, 0 to K drafts, with filters and without, of each kind, aligned and not, and their trees."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

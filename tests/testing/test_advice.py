@@ -190,7 +190,7 @@ def test_a_learner_from_ended_requests_would_depend_on_rows_if_ends_were_told_by
     assert failed(check_proposer("suffix", only=["row_order"])) == ["row_order"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_head_without_kv_runs_on_the_autoregressive_base():
     results = check_proposer(hostile_proposers.HeadWithoutKV)
     assert [result.text for result in results if not result.ok] == []

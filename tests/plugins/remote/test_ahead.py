@@ -159,7 +159,7 @@ def test_the_text_is_equal_and_drafts_are_ready(temperature) -> None:
         assert figures["process_errors"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_it_nothing_is_prepared() -> None:
     isolation = {"kind": "process", "ahead": 0}
     with LLM("tiny", speculative_config=DRAFT_MODEL | {"isolation": isolation}) as llm:

@@ -142,6 +142,7 @@ def test_one_that_is_stopped_costs_a_wait_that_is_bounded_and_said(deadline_ms, 
     llm.close()
 
 
+@pytest.mark.full
 def test_one_that_goes_on_before_it_is_taken_for_lost_stays(plain) -> None:
     llm = engine(NGRAM | {"isolation": {"kind": "process", "deadline_ms": 1}})
     _, [child], _ = processes_of(llm)

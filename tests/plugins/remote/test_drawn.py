@@ -76,7 +76,7 @@ def test_greedy_engines_share_a_server_that_draws_for_others(address) -> None:
         llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_serves_drawn_drafts(tmp_path) -> None:
     with served("tiny/draft", f"ipc://{tmp_path}/socket", **PROBABILISTIC) as (_, address):
         llm = engine(drawn_at(address))

@@ -105,7 +105,7 @@ def in_a_fork(llm, does) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_fork_of_the_engine_takes_nothing_away_when_it_ends() -> None:
     llm = engine(NGRAM | PROCESS)
     plain = texts_of(llm)

@@ -135,6 +135,7 @@ def test_more_signals_than_a_pipe_holds_end_a_server_once() -> None:
         signal.signal(signal.SIGALRM, before[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_told_before", [True, False], ids=["at once", "later"])
 def test_a_fork_ends_by_a_signal_that_is_for_it_and_its_server_is_not_told(is_told_before) -> None:
     """A signal that comes before the fork has begun to run is not lost either."""

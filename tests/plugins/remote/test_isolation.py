@@ -141,7 +141,7 @@ def test_a_wrong_option_of_the_proposer_is_said_as_in_one_process() -> None:
     assert str(apart.value) == str(inside.value)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_missing_libraries_are_asked_for_by_name() -> None:
     code = (
         "import importlib.util as u; real = u.find_spec\n"
@@ -194,7 +194,7 @@ def test_drafts_and_text_are_those_of_one_process(config, plain) -> None:
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "config",
     [
@@ -213,7 +213,7 @@ def test_drawn_drafts_and_what_becomes_of_them_are_those_of_one_process(config) 
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_process_that_is_killed_draws_the_same_drafts_when_it_is_back() -> None:
     llm = engine(mine("Draws", kind="SPARSE") | PROBABILISTIC)
     found, (_, [child], _) = sampled(llm), processes_of(llm)
@@ -269,7 +269,7 @@ def test_errors_follow_the_policy(plain) -> None:
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_error_of_its_constructor_stops_the_start_as_in_one_process() -> None:
     errors = []
     for isolation in ("process", None):
@@ -371,7 +371,7 @@ def test_a_keeper_that_is_killed_is_started_again_and_nothing_of_it_is_left(plai
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_engine_that_is_forgotten_leaves_nothing() -> None:
     llm = engine(NGRAM | {"isolation": "process"})
     pid, children, directory = processes_of(llm)

@@ -54,7 +54,7 @@ def test_they_reach_a_process_and_the_one_that_follows_it() -> None:
     assert not folder.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_those_that_do_not_fit_are_refused_as_in_one_process_and_change_nothing() -> None:
     errors, apart = [], engine(DRAFT_MODEL | {"isolation": {"kind": "process", "ahead": 0}})
     for llm in (apart, engine(DRAFT_MODEL)):

@@ -305,7 +305,7 @@ def test_sampled_text_is_that_of_one_hot_drafts(address) -> None:
         llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_nobody_else_imports_the_libraries() -> None:
     code = (
         "import sys; from specdec import LLM; LLM('tiny', speculative_config="
