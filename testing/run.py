@@ -51,7 +51,8 @@ def check_proposer(
     on_fail "raise" raises the first Violation. timeout: seconds for each check, 0 for no limit; it needs the main
     thread and POSIX signals, and interrupts Python code only. isolation: "process" runs each check in a fork, and one
     that ends it has failed. None runs all in this process. Raises ConfigError SD-E132 for an unknown check or an
-    empty reason, PluginLoadError or ConfigError if there is no such proposer.
+    empty reason, PluginLoadError or ConfigError if there is no such proposer, and what `LLM` raises for a target that
+    does not load.
     """
     subject = Subject(
         proposer, dict(speculative_config or {}), target, seed, plugin_settings or registry.PluginSettings()
@@ -117,8 +118,10 @@ def results(
     checks = chosen_checks(level, only)
     refuse_unknown(list(expected))
     refuse_empty_reasons(expected)
-    _ = subject.resolved
     run = run or Run(expected=expected)
+    _ = subject.resolved
+    if run.isolation is None:  # of a target that does not load no proposer is to blame
+        _ = subject.target
     for check in checks:
         result = as_expected(run.check(check, subject), expected.get(check.name))
         if on_fail == "raise" and not result.ok:

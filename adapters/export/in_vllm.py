@@ -11,6 +11,7 @@ from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import ConfigError
 
 from ..foreign.vllm_class import VllmClass
+from ..foreign.vllm_keys import vllm_keys
 from .answer import HandOver, Route
 from .asked import Asked
 from .vllm_methods import COMMON, NATIVE, REASONS, VERSIONS, NativeMethod
@@ -35,9 +36,10 @@ def hand_over(asked: Asked) -> HandOver:
 def _native(asked: Asked, method: NativeMethod) -> HandOver:
     common = {key: value for key, value in asked.written.items() if key in COMMON and value is not None}
     checkpoint = {} if asked.resolved.model is None else {"model": asked.resolved.model}
-    options = {key: value for key, value in asked.options.items() if key in method.options}
+    taken = method.options | vllm_keys().keys()
+    options = {key: value for key, value in asked.options.items() if key in taken}
     no_option = f"vLLM's {asked.plugin.name} has no such option"
-    dropped = {key: no_option for key in asked.options if key not in method.options}
+    dropped = {key: no_option for key in asked.options if key not in taken}
     dropped |= {key: reason for key, reason in REASONS.items() if key in asked.written}
     drafter = {"method": asked.plugin.name, **common, **checkpoint, **_of_checkpoint(asked), **options}
     return _answer(asked, "native", drafter, {}, dropped, (*method.notes, f"written for vLLM {VERSIONS}"))

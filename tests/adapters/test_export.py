@@ -77,6 +77,13 @@ def test_options_that_vllm_has_survive_and_others_are_dropped_with_a_reason():
     assert "note" not in quiet.stderr
 
 
+def test_keys_of_vllms_that_ask_for_what_is_so_already_are_handed_back():
+    drafter = {"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1, "enforce_eager": False}
+    answer = vllm(drafter)
+    assert answer["settings"]["speculative_config"] == drafter
+    assert answer["dropped"] == {}
+
+
 def test_what_vllm_lacks_goes_through_the_adapter_with_all_its_keys():
     config = {"model": "tiny/medusa", "num_speculative_tokens": 2, "on_proposer_error": "skip_step", "dtype": "float32"}
     answer = vllm(config)

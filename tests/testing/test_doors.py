@@ -122,6 +122,11 @@ def test_unknown_proposer_is_an_error_and_no_result():
         check_proposer("nobodys-proposer")
 
 
+def test_a_target_that_does_not_load_is_an_error_and_no_result():
+    with pytest.raises(ConfigError, match="SD-E140"):
+        check_proposer(good_proposers.Followers, target="no/such/target")
+
+
 def test_raising_raises_the_first_failure():
     with pytest.raises(AssertionError, match="draft_form"):
         check_proposer(form_mutants.FloatLengths, level="basic", on_fail="raise")
