@@ -9,6 +9,7 @@ what stands below them, where `...` is anything.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import re
 import signal
@@ -141,6 +142,7 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """What was collected stays: no later collection of garbage has to walk through thirteen thousand tests."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or libraries say at the end that they leak
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

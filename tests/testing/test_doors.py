@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from specdec.cli._app import build_app
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import PluginLoadError
+from specdec.sdk.packaged import packaged
 from specdec.testing import ProposerConformance, check_proposer
 from specdec.testing.checks import ALL_CHECKS, checks_of
 from specdec.testing.pytest_plugin import json_object
@@ -76,8 +77,9 @@ def test_parameters_have_readable_ids_and_strict_expectations():
 
 
 def test_the_call_that_reproduces_a_failure_names_the_target():
-    (result,) = check_proposer("ngram", only=["loads"], target="nosuch/model")
-    assert result.facts["reproduce"] == "check_proposer('ngram', only=['loads'], seed=0, target='nosuch/model')"
+    (result,) = check_proposer(form_mutants.RaisesInBind, only=["loads"], target=(target := str(packaged("tiny"))))
+    call = f"check_proposer('form_mutants:RaisesInBind', only=['loads'], seed=0, target={target!r})"
+    assert result.facts["reproduce"] == call
 
 
 def test_failure_says_what_where_and_how_to_reproduce_it():
