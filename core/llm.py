@@ -55,7 +55,8 @@ class LLM:
         target, speculative_config = with_verifier(config.model, speculative_config)
         self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
         self._prompts: WeakValueDictionary[str, _Prompt] = WeakValueDictionary()  # that somebody waits for
-        self._defaults = default_params(config.generation_config, self.engine.parts.target.model.generation_config)
+        stored = self.engine.parts.model.target.model.generation_config
+        self._defaults = default_params(config.generation_config, stored)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
         """Generate an output for each prompt, in order. A list of ints is one prompt; a list of anything else is
@@ -153,7 +154,7 @@ class LLM:
         plugin: an object whose methods carry `specdec.sdk.hookimpl`. Raises PluginLoadError SD-E117 if none does, or if
         one of its class is there already.
         """
-        self.engine.parts.hooks.add(plugin, type(plugin).__name__)
+        self.engine.parts.plan.hooks.add(plugin, type(plugin).__name__)
 
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from specdec.sdk.structured_outputs import Vocabulary
-from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
-from ..kernels.backend import Backend
-from ..model.target import Target, TargetModel
-from ..model.text_equality import TextEquality
+from ..model.target import Target
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.services import EngineServices, Provided
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
-from ..registry.hooks import HookPlugins
 from ..rejection.sampler import VerificationRule, verify, warmed_up
 from ..request.metrics import EngineMetrics
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
-from .device import Working
 from .grammars import Grammars
 from .loaded_model import LoadedModel
 from .paged_cache import PagedCache
-from .plan import Plan, PrefixCaching
-from .threads import Threads
+from .plan import Plan
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 """What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
@@ -40,23 +35,25 @@ StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 class Parts:
     """The parts of an engine."""
 
-    info: TargetInfo
-    target: TargetModel
-    tokenizer: Any
-    eos_token_ids: frozenset[int]
-    scheduler: Scheduler
+    plan: Plan
+    model: LoadedModel
+    cache: PagedCache
     drafts: DraftStore
     runner: Runner
     metrics: EngineMetrics
-    hooks: HookPlugins
     grammars: Grammars
     host: ProposerHost | None
-    backend: Backend
-    threads: Threads
-    working: Working  # what its calls happen in
-    text_equality: TextEquality
-    prefix_caching: PrefixCaching
-    kv_capacity: int  # tokens of one request that the cache can hold
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens of one request that the cache can hold."""
+        return self.cache.num_blocks * self.plan.config.block_size - self.plan.lookahead
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Have the device as the current one inside, and the engine's number of threads."""
+        with self.plan.profile.current(), self.model.threads.used():
+            yield
 
 
 def parts_of(engine: Any) -> Parts:
@@ -109,25 +106,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         rule,
         on_verified=plan.hooks.observers.on_verified,
     )
-    return Parts(
-        info=plan.info,
-        target=model.target,
-        tokenizer=model.tokenizer,
-        eos_token_ids=model.eos_token_ids,
-        scheduler=cache.scheduler,
-        drafts=drafts,
-        runner=runner,
-        metrics=metrics,
-        hooks=plan.hooks,
-        grammars=grammars,
-        host=host,
-        backend=plan.profile.backend,
-        threads=model.threads,
-        working=plan.profile.working(model.threads),
-        text_equality=model.text_equality,
-        prefix_caching=plan.prefix_caching,
-        kv_capacity=cache.num_blocks * config.block_size - plan.lookahead,
-    )
+    return Parts(plan, model, cache, drafts, runner, metrics, grammars, host)
 
 
 def _services(plan: Plan, model: LoadedModel, passes: Any, grammars: Grammars) -> EngineServices | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from .memory import left_by_a_step, quarter_of_free
 from .threads import Threads
 
 CpuKernels = Literal["auto", "native", "torch"]
-Working = Callable[[], AbstractContextManager[object]]
 
 logger = logging.getLogger("specdec")
 
@@ -41,7 +40,6 @@ class DeviceProfile:
     default_dtype: torch.dtype | None  # None: the checkpoint's own
     table: Form | None  # makes an addressing by block tables on the device; None: the host's lists address
     current: Callable[[], AbstractContextManager[object]]  # inside, what asks for no device by name gets this one
-    working: Callable[[Threads], Working]  # what an engine's calls happen in: its threads, and the device as current
     passes: Any  # a class that warms passes up and captures them; None: they run as they are
     kv_budget: Callable[[EngineConfig, TargetModel, int], int]  # bytes for the KV cache where the user names none
     threads: Callable[[int | None, Any], Threads]  # of what was asked for, and a model
@@ -123,7 +121,6 @@ def _of_cpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         default_dtype=torch.float32,
         table=backend.addressing,
         current=nullcontext,
-        working=lambda threads: threads.used if threads.chosen else nullcontext,
         passes=backend.passes,
         kv_budget=quarter_of_free,
         threads=Threads.choose,
@@ -143,18 +140,11 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         default_dtype=None,
         table=backend.addressing,
         current=partial(torch.cuda.device, device),
-        working=lambda threads: partial(_on_device, device, threads),
         passes=backend.passes,
         kv_budget=left_by_a_step,
         threads=lambda asked, model: Threads(asked, None),
         text_equality=lambda dtype: ON_A_GPU,
     )
-
-
-@contextmanager
-def _on_device(device: torch.device, threads: Threads) -> Iterator[None]:
-    with torch.cuda.device(device), threads.used():
-        yield
 
 
 PROFILES: dict[str, Callable[[torch.device, CpuKernels], DeviceProfile]] = {"cpu": _of_cpu, "cuda": _of_gpu}
