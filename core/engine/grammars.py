@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cached_property
-from queue import Empty, SimpleQueue
 from weakref import WeakValueDictionary
 
 from specdec.sdk.errors import RequestError
@@ -61,28 +61,21 @@ class Grammars:
     @cached_property
     def backend(self) -> GrammarBackend:
         """What compiles, loaded when it is asked for. Raises PluginLoadError SD-E118, ConfigError SD-E132, SD-E343."""
-        return call_offered("grammars", self._name, self._vocabulary, _as_it_is, self._plugins, ())
-
-
-def _as_it_is(backend: GrammarBackend) -> GrammarBackend:
-    return backend
+        return call_offered("grammars", self._name, self._vocabulary, lambda backend: backend, self._plugins, ())
 
 
 def _within(seconds: float, compile_: Callable[[], Grammar]) -> Grammar:
     """What a call returns or raises. Raises TimeoutError if it takes longer: its thread is left behind."""
-    answers: SimpleQueue[tuple[Grammar | None, Exception | None]] = SimpleQueue()
+    answer: Future[Grammar | None] = Future()
 
     def run() -> None:
         try:
-            answers.put((compile_(), None))
+            answer.set_result(compile_())
         except Exception as error:
-            answers.put((None, error))
+            answer.set_exception(error)
 
     threading.Thread(target=run, name="specdec-grammar", daemon=True).start()
-    try:
-        grammar, error = answers.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError from None
+    grammar = answer.result(timeout=seconds)
     if grammar is None:
-        raise error or RuntimeError("nothing was compiled")
+        raise RuntimeError("nothing was compiled")
     return grammar
