@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 from specdec.sdk.errors import RequestError
 from specdec.sdk.structured_outputs import Grammar, GrammarBackend, StructuredOutputs, Vocabulary
 
-from ..registry import PluginSettings, describe
+from ..registry import PluginSettings
+from ..registry.attribution import describe
 from ..registry.functions import call_offered
 from ..request.grammar import RequestGrammar
 
