@@ -78,7 +78,8 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     place in a step. None means the model itself.
     """
     config = plan.config
-    metrics = EngineMetrics(str(config.model), plan.proposer, config.enable_profiling)
+    proposer = plan.speculation.loaded.plugin.label if plan.speculation else "none"
+    metrics = EngineMetrics(str(config.model), proposer, config.enable_profiling)
     most = plan.info.max_num_seqs, config.max_num_batched_tokens
     passes = plan.profile.capture(config.cuda_graphs, model.target.waits_for_experts, *most)
     vocabulary = Vocabulary(model.tokenizer, plan.info.vocab_size, model.eos_token_ids)
