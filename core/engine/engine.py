@@ -24,7 +24,7 @@ from ..registry.functions import call_offered
 from ..request.chat import Message, encode_chat
 from ..request.metrics import Metric
 from ..request.prompts import Prompt, encode, read_prompt
-from ..request.request import Committed, Detokenizer, FinishReason, Request
+from ..request.request import Committed, Detokenizer, Request
 from ..runner.request_progress import uninterrupted
 from .assembly import Parts, assemble
 from .turn import Turn
@@ -54,7 +54,6 @@ class Engine:
         """
         settings = plugin_settings or PluginSettings.from_environment(os.environ)
         self.parts: Parts = assemble(config, speculative_config, settings)
-        self._plugins = settings
         self.config = config
         self.tokenizer = self.parts.model.tokenizer
         self.metrics = self.parts.metrics
@@ -241,7 +240,7 @@ class Engine:
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
         """Do what `LLM.export_metrics` says."""
-        return call_offered("metrics_exporters", exporter, self.get_metrics(), str, self._plugins, ())
+        return call_offered("metrics_exporters", exporter, self.get_metrics(), str, self.parts.plan.plugins, ())
 
     def save_proposer_state(self, path: str | Path) -> None:
         """Do what `LLM.save_proposer_state` says."""
@@ -320,5 +319,4 @@ class Engine:
 
 def finish_reason_of(request: Request) -> str | None:
     """The reason's public word; None while the request runs."""
-    reason: FinishReason | None = request.finish_reason
-    return None if reason is None else reason.value
+    return None if request.finish_reason is None else request.finish_reason.value
