@@ -119,11 +119,10 @@ class Plan:
     @property
     def num_captured_tokens(self) -> int:
         """Tokens of the largest passes that are captured, one of the target and one of a drafter; 0: none are."""
-        if self.profile.passes is None or self.config.cuda_graphs is False:
+        passes = self.profile.backend.passes
+        if passes is None or self.config.cuda_graphs is False:
             return 0
-        largest: int = self.profile.passes.num_tokens(
-            self.info.max_num_seqs, self.width, self.config.max_num_batched_tokens
-        )
+        largest: int = passes.num_tokens(self.info.max_num_seqs, self.width, self.config.max_num_batched_tokens)
         return largest * (1 + (self.speculation is not None))
 
     @property
