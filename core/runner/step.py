@@ -27,7 +27,7 @@ from ..request.request import Committed, Request
 from ..request.verified_tree import VerifiedTree
 from .batch import Batch, SamplingTable, accepted_paths, build_batch
 from .request_progress import RequestProgress, uninterrupted
-from .sampling import adjust_logits, likely, mask_logits, on_its_way, on_path, read_likely
+from .sampling import adjust_logits, likely, mask_logits, on_its_way, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -126,18 +126,13 @@ class Runner:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.drafts.parents)
         verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, batch.sampling)
-        if logprobs:
-            if verdict.path is not None:
-                logprobs = on_path(logprobs, requests, verdict.path)
-            emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
-            logprobs = on_its_way(
-                {
-                    each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs)
-                    for each, ids in emitted
-                    if each.params.logprobs is not None
-                }
-            )
-        return verdict, logprobs
+        for b, request in enumerate(requests if logprobs else ()):
+            if request.params.logprobs is not None:
+                rows = logprobs[request.request_id]
+                if verdict.path is not None:  # of the places in a tree, those on the path
+                    rows = rows[verdict.path[b, : len(rows)].clamp(min=0)]
+                logprobs[request.request_id] = likely(rows, verdict.output_ids[b], request.params.logprobs)
+        return verdict, on_its_way(logprobs) if logprobs else {}
 
     @staticmethod
     def _read(
