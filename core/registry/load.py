@@ -188,9 +188,8 @@ def _default_draft_tokens(cls: Any, config: ProposerConfig, target: TargetInfo, 
 def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments: object) -> Any:
     """What a class answers before it is constructed. Raises Refusal, CheckpointError, or SD-E114 for anything else."""
     try:
-        with attributing(
-            "SD-E114", f"asking for {what}", plugin, Refusal, CheckpointError
-        ):  # or the checkpoint is to blame
+        but = Refusal, CheckpointError  # the latter where the checkpoint is to blame
+        with attributing("SD-E114", f"asking for {what}", plugin, *but):
             return question(*arguments)
     except Refusal as refusal:
         raise refusal.attributed_on(plugin) from refusal
