@@ -94,12 +94,12 @@ class SpeculativeConfig(BaseModel):
         except ValidationError as error:
             raise wrong_values(WHERE, error) from error
         if (self.rejection_sample_method == "synthetic") != (self.synthetic_acceptance_rate is not None):
-            facts = {
+            halves = {
                 "rejection_sample_method": self.rejection_sample_method,
                 "synthetic_acceptance_rate": self.synthetic_acceptance_rate,
                 "fix": "give both, or neither",
             }
-            raise ConfigError("SD-E132", f"{WHERE} says one half of synthetic acceptance", facts)
+            raise ConfigError("SD-E132", f"{WHERE} says one half of synthetic acceptance", halves)
 
     @classmethod
     def parse(cls, value: object) -> SpeculativeConfig:

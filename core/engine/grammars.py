@@ -62,7 +62,11 @@ class Grammars:
     @cached_property
     def backend(self) -> GrammarBackend:
         """What compiles, loaded when it is asked for. Raises PluginLoadError SD-E118, ConfigError SD-E132, SD-E343."""
-        return call_offered("grammars", self._name, self._vocabulary, lambda backend: backend, self._plugins, ())
+        return call_offered("grammars", self._name, self._vocabulary, _as_it_is, self._plugins, ())
+
+
+def _as_it_is(backend: GrammarBackend) -> GrammarBackend:
+    return backend
 
 
 def _within(seconds: float, compile_: Callable[[], Grammar]) -> Grammar:
