@@ -111,7 +111,7 @@ def measure(model: str, settings: dict[str, Any], speculative: dict[str, Any] | 
 def weight_bytes(llm: LLM) -> tuple[int, int]:
     """Bytes of plain weights, and of those in a layout of their own; each storage once."""
     host = parts_of(llm.engine).host
-    networks = [parts_of(llm.engine).target.model]
+    networks = [parts_of(llm.engine).model.target.model]
     networks += [each for each in vars(host.proposer).values() if isinstance(each, torch.nn.Module)] if host else []
     modules = [module for network in networks for module in network.modules()]
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
@@ -124,16 +124,16 @@ def weight_bytes(llm: LLM) -> tuple[int, int]:
 def kv_bytes(llm: LLM) -> int:
     """Bytes of the keys and values of target and drafter for all tokens of the run."""
     parts = parts_of(llm.engine)
-    per_token = sum(shape.bytes_per_token(parts.target.dtype) for shape in parts.target.layer_shapes)
+    per_token = sum(shape.bytes_per_token(parts.model.target.dtype) for shape in parts.model.target.layer_shapes)
     if parts.host and (draft := parts.host.needs.extension(DraftKV)):
         dims = draft.head_dim + (draft.value_head_dim or draft.head_dim)
-        per_token += draft.num_layers * draft.num_heads * dims * parts.target.dtype.itemsize
+        per_token += draft.num_layers * draft.num_heads * dims * parts.model.target.dtype.itemsize
     return BATCH * (PROMPT + OUTPUT) * per_token
 
 
 def workspace(llm: LLM) -> int:
     """What a step takes at most, by the formula above."""
-    config = parts_of(llm.engine).target.config
+    config = parts_of(llm.engine).model.target.config
     rows = TOKENS_PER_STEP * (6 * config.hidden_size + 3 * config.intermediate_size)
     return 4 * (rows + 3 * BATCH * (K + 1) * config.vocab_size)
 

@@ -55,7 +55,8 @@ class LLM:
         target, speculative_config = with_verifier(config.model, speculative_config)
         self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
         self._prompts: WeakValueDictionary[str, _Prompt] = WeakValueDictionary()  # that somebody waits for
-        self._defaults = default_params(config.generation_config, self.engine.parts.target.model.generation_config)
+        stored = self.engine.parts.model.target.model.generation_config
+        self._defaults = default_params(config.generation_config, stored)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
         """Generate an output for each prompt, in order. A list of ints is one prompt; a list of anything else is
@@ -87,11 +88,11 @@ class LLM:
         submitted = self._submit(prompts, sampling_params)
         updates: deque[StreamUpdate] = deque()
         readers = {
-            request.request_id: _Reader(prompt.request_id, index, updates)
+            request.request_id: _Reader(prompt.request_id, index, updates).show
             for prompt in submitted
             for index, request in enumerate(prompt.requests)
         }
-        self.engine.listeners |= {request_id: reader.show for request_id, reader in readers.items()}
+        self.engine.listeners |= readers
         try:
             while updates or any(prompt.running for prompt in submitted):
                 if updates:
@@ -153,7 +154,7 @@ class LLM:
         plugin: an object whose methods carry `specdec.sdk.hookimpl`. Raises PluginLoadError SD-E117 if none does, or if
         one of its class is there already.
         """
-        self.engine.parts.hooks.add(plugin, type(plugin).__name__)
+        self.engine.parts.plan.hooks.add(plugin, type(plugin).__name__)
 
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""
@@ -220,26 +221,15 @@ class LLM:
         submitted: list[_Prompt] = []
         try:
             for prompt, each in zip(several, params, strict=True):
-                submitted.append(self._submit_one(prompt, each))
+                found = _Prompt([])
+                submitted.append(found)
+                for one in _of_each_output(each):
+                    found.requests.append(self.engine.get_request(self.engine.add_request(prompt, one)))
+                self._prompts[found.request_id] = found
         except BaseException:
             self._abort(submitted)
             raise
         return submitted
-
-    def _submit_one(self, prompt: Prompt, params: SamplingParams) -> _Prompt:
-        each = [params]
-        if params.n > 1:
-            seeds = [None if params.seed is None else _wrapped(params.seed + index) for index in range(params.n)]
-            each = [params.replace(n=1, seed=seed) for seed in seeds]
-        found = _Prompt([])
-        try:
-            for one in each:
-                found.requests.append(self.engine.get_request(self.engine.add_request(prompt, one)))
-        except BaseException:
-            self._abort([found])
-            raise
-        self._prompts[found.request_id] = found
-        return found
 
     def _give_up(self, submitted: Sequence[_Prompt], error: BaseException) -> None:
         """End prompts after an error. What the proposer raises then becomes its notes."""
@@ -307,6 +297,14 @@ class _Reader:
         )
         self.num_shown = len(text)
         self.updates.append(update)
+
+
+def _of_each_output(params: SamplingParams) -> list[SamplingParams]:
+    """Those of n requests of one output each."""
+    if params.n == 1:
+        return [params]
+    seeds = [None if params.seed is None else _wrapped(params.seed + index) for index in range(params.n)]
+    return [params.replace(n=1, seed=seed) for seed in seeds]
 
 
 def _completion(index: int, request: Request) -> CompletionOutput:

@@ -34,7 +34,7 @@ class Texts:
     @classmethod
     def of(cls, engine: Engine) -> Texts:
         """The texts of our engine's target."""
-        return cls(engine.tokenizer, parts_of(engine).eos_token_ids)
+        return cls(engine.tokenizer, parts_of(engine).model.eos_token_ids)
 
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
         """A prompt's token ids, as they are or as the first message of a conversation. Raises RequestError."""

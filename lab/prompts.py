@@ -43,7 +43,7 @@ def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine
     that is measured gets the same. The seed of prompt i is `params.seed` + i. Raises ConfigError SD-E168 if no prompt
     fits.
     """
-    longest = parts_of(engine).info.max_model_len
+    longest = parts_of(engine).plan.info.max_model_len
     limit, texts = longest - params.max_tokens, Texts.of(engine)
     first = {row.prompt_id: texts.turn(row, (), chat=chat) for row in rows}
     fitting = [row for row in rows if len(first[row.prompt_id]) <= limit]

@@ -190,7 +190,7 @@ SAID_ELSEWHERE = {"model", "dtype", "device", "max_model_len", "max_num_seqs", "
 
 def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     """The settings that a result names beside the proposer, and what the engine made of them."""
-    info = parts_of(engine).info
+    info = parts_of(engine).plan.info
     return {
         "model": str(settings.engine.model),
         "dtype": info.dtype,
@@ -222,7 +222,7 @@ def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, A
 def environment_facts(engine: Engine) -> dict[str, Any]:
     """The machine, and the threads that the engine uses."""
     parts = parts_of(engine)
-    return environment(parts.target.device) | {"threads": parts.threads.count}
+    return environment(parts.model.target.device) | {"threads": parts.model.threads.count}
 
 
 def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Reference | None:

@@ -58,9 +58,9 @@ class _WatchedServices(EngineServices):
     """The engine's own services, which remember what was asked for."""
 
     def __init__(self, info: TargetInfo, llm: LLM, needs: Needs, uses: Uses) -> None:
-        parts = parts_of(llm.engine)
-        provided = Provided(own_layers=partial(PartialTarget, parts.target))
-        super().__init__(info, needs, parts.target, parts.tokenizer, parts.backend, provided=provided)
+        model, backend = parts_of(llm.engine).model, parts_of(llm.engine).plan.profile.backend
+        provided = Provided(own_layers=partial(PartialTarget, model.target))
+        super().__init__(info, needs, model.target, model.tokenizer, backend, provided=provided)
         self._uses = uses
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -108,15 +108,15 @@ class RealTarget:
 
     @property
     def info(self) -> TargetInfo:
-        return parts_of(self.llm.engine).info
+        return parts_of(self.llm.engine).plan.info
 
     @property
     def layer_shapes(self) -> Sequence[LayerShape]:
-        return parts_of(self.llm.engine).target.layer_shapes
+        return parts_of(self.llm.engine).model.target.layer_shapes
 
     def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
         """The engine's services, with draft KV on the rows' blocks."""
-        addressing = Addressing(rows, parts_of(self.llm.engine).backend)
+        addressing = Addressing(rows, parts_of(self.llm.engine).plan.profile.backend)
         services = _WatchedServices(info, self.llm, needs, uses)
         services.lay_out_draft_kv(rows.pool.num_blocks, addressing)
         services.use_cache(cache, addressing)
@@ -126,7 +126,7 @@ class RealTarget:
         """Put every weight back that was written to. Returns their names."""
         written = []
         with torch.no_grad():
-            for name, parameter in parts_of(self.llm.engine).target.model.named_parameters():
+            for name, parameter in parts_of(self.llm.engine).model.target.model.named_parameters():
                 if not torch.equal(parameter, self.weights[name]):
                     parameter.copy_(self.weights[name])
                     written.append(name)
@@ -138,9 +138,9 @@ def load_target(model: str) -> RealTarget:
     """The target on the CPU in float32, loaded once per process, and its greedy outputs without drafts."""
     model = str(with_verifier(model, None)[0])  # of a drafter's checkpoint, its target
     llm = LLM(model, device="cpu", max_num_seqs=NUM_PROMPTS)
-    script = Script(seed=0, vocab_size=parts_of(llm.engine).info.vocab_size)
+    script = Script(seed=0, vocab_size=parts_of(llm.engine).plan.info.vocab_size)
     prompts = [script.prompt(f"prompt-{number}", 3 + 9 * number) for number in range(NUM_PROMPTS)]
-    weights = {name: each.detach().clone() for name, each in parts_of(llm.engine).target.model.named_parameters()}
+    weights = {name: each.detach().clone() for name, each in parts_of(llm.engine).model.target.model.named_parameters()}
     return RealTarget(model, llm, weights, tuple(map(tuple, prompts)), generate(llm, prompts))
 
 

@@ -86,18 +86,20 @@ class SpeculativeConfig(BaseModel):
     )
 
     def __init__(self, /, **values: Any) -> None:
-        _require_proposer(values)
+        if values.get("method") is None and values.get("model") is None:
+            facts = {"found": ", ".join(values) or "no key", "fix": f"name one: {EXAMPLE}; `specdec list` shows all"}
+            raise ConfigError("SD-E133", f"{WHERE} names no proposer", facts)
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise wrong_values(WHERE, error) from error
         if (self.rejection_sample_method == "synthetic") != (self.synthetic_acceptance_rate is not None):
-            facts = {
+            halves = {
                 "rejection_sample_method": self.rejection_sample_method,
                 "synthetic_acceptance_rate": self.synthetic_acceptance_rate,
                 "fix": "give both, or neither",
             }
-            raise ConfigError("SD-E132", f"{WHERE} says one half of synthetic acceptance", facts)
+            raise ConfigError("SD-E132", f"{WHERE} says one half of synthetic acceptance", halves)
 
     @classmethod
     def parse(cls, value: object) -> SpeculativeConfig:
@@ -124,12 +126,3 @@ class SpeculativeConfig(BaseModel):
         """pydantic's copy; an update is validated like everything else."""
         source = self.replace(**update) if update else self
         return super(SpeculativeConfig, source).model_copy(deep=deep)  # type: ignore[return-value]
-
-
-def _require_proposer(values: Mapping[str, Any]) -> None:
-    if values.get("method") is None and values.get("model") is None:
-        facts = {
-            "found": ", ".join(values) or "no key",
-            "fix": f"name one: {EXAMPLE}; `specdec list` shows all",
-        }
-        raise ConfigError("SD-E133", f"{WHERE} names no proposer", facts)

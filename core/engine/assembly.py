@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from specdec.sdk.structured_outputs import Vocabulary
-from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
-from ..kernels.backend import Backend
-from ..model.target import Target, TargetModel
-from ..model.text_equality import TextEquality
+from ..model.partial_target import PartialTarget
+from ..model.target import Target
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.services import EngineServices, Provided
-from ..proposing.speculation import SpeculativeSettings
+from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
-from ..registry.hooks import HookPlugins
 from ..rejection.sampler import VerificationRule, verify, warmed_up
 from ..request.metrics import EngineMetrics
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
-from .device import Working
 from .grammars import Grammars
 from .loaded_model import LoadedModel
 from .paged_cache import PagedCache
-from .plan import Plan, PrefixCaching
-from .threads import Threads
+from .plan import Plan
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 """What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
@@ -40,23 +37,25 @@ StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 class Parts:
     """The parts of an engine."""
 
-    info: TargetInfo
-    target: TargetModel
-    tokenizer: Any
-    eos_token_ids: frozenset[int]
-    scheduler: Scheduler
+    plan: Plan
+    model: LoadedModel
+    cache: PagedCache
     drafts: DraftStore
     runner: Runner
     metrics: EngineMetrics
-    hooks: HookPlugins
     grammars: Grammars
     host: ProposerHost | None
-    backend: Backend
-    threads: Threads
-    working: Working  # what its calls happen in
-    text_equality: TextEquality
-    prefix_caching: PrefixCaching
-    kv_capacity: int  # tokens of one request that the cache can hold
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens of one request that the cache can hold."""
+        return self.cache.num_blocks * self.plan.config.block_size - self.plan.lookahead
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Have the device as the current one inside, and the engine's number of threads."""
+        with self.plan.profile.current(), self.model.threads.used():
+            yield
 
 
 def parts_of(engine: Any) -> Parts:
@@ -79,14 +78,23 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     place in a step. None means the model itself.
     """
     config = plan.config
-    metrics = EngineMetrics(str(config.model), plan.proposer, config.enable_profiling)
+    proposer = plan.speculation.loaded.plugin.label if plan.speculation else "none"
+    metrics = EngineMetrics(str(config.model), proposer, config.enable_profiling)
     most = plan.info.max_num_seqs, config.max_num_batched_tokens
     passes = plan.profile.capture(config.cuda_graphs, model.target.waits_for_experts, *most)
     vocabulary = Vocabulary(model.tokenizer, plan.info.vocab_size, model.eos_token_ids)
     grammars = Grammars(config.structured_outputs_backend, vocabulary, plan.plugins)
-    services = _services(plan, model, passes, grammars)
+    provided = Provided(
+        capture=passes.function if passes else None,
+        compiling=plan.compiler.CompiledFunction if plan.compiler else None,
+        own_layers=partial(PartialTarget, model.target),
+        grammar_of=grammars.of,
+    )
     drafts, rule = _verification(plan)
-    host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
+    services, host = None, None
+    if plan.speculation is not None:
+        read_late = drafts.table is not None
+        services, host = _bound(plan, plan.speculation, model, metrics, provided, read_late=read_late)
     cache = PagedCache.for_requests(plan, model.target)
     if services is not None and host is not None:
         services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
@@ -109,63 +117,30 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         rule,
         on_verified=plan.hooks.observers.on_verified,
     )
-    return Parts(
-        info=plan.info,
-        target=model.target,
-        tokenizer=model.tokenizer,
-        eos_token_ids=model.eos_token_ids,
-        scheduler=cache.scheduler,
-        drafts=drafts,
-        runner=runner,
-        metrics=metrics,
-        hooks=plan.hooks,
-        grammars=grammars,
-        host=host,
-        backend=plan.profile.backend,
-        threads=model.threads,
-        working=plan.profile.working(model.threads),
-        text_equality=model.text_equality,
-        prefix_caching=plan.prefix_caching,
-        kv_capacity=cache.num_blocks * config.block_size - plan.lookahead,
-    )
+    return Parts(plan, model, cache, drafts, runner, metrics, grammars, host)
 
 
-def _services(plan: Plan, model: LoadedModel, passes: Any, grammars: Grammars) -> EngineServices | None:
-    """What the proposer is bound to. None means plain decoding."""
-    speculation, config = plan.speculation, plan.config
-    if speculation is None:
-        return None
-    speculation.require_cached(model.target.layer_shapes)
-    return EngineServices(
-        speculation.info,
-        speculation.loaded.needs,
-        model.target,
-        model.tokenizer,
-        plan.profile.backend,
-        config.moe_backend,
-        Provided(
-            capture=passes.function if passes else None,
-            compiling=plan.compiler.CompiledFunction if plan.compiler else None,
-            own_layers=model.own_layers,
-            grammar_of=grammars.of,
-        ),
-    )
-
-
-def _bound_host(
-    plan: Plan, model: LoadedModel, services: EngineServices | None, metrics: EngineMetrics, *, read_late: bool
-) -> ProposerHost | None:
-    """The proposer, bound; the target keeps the hidden states that it needs. None means plain decoding.
+def _bound(
+    plan: Plan,
+    speculation: Speculation,
+    model: LoadedModel,
+    metrics: EngineMetrics,
+    provided: Provided,
+    *,
+    read_late: bool,
+) -> tuple[EngineServices, ProposerHost]:
+    """What the proposer is bound to, and its host. The target keeps the hidden states that it needs.
 
     read_late: see `DraftChecker`.
     """
-    speculation, device = plan.speculation, plan.profile.device
-    if speculation is None or services is None:
-        return None
+    target, tokenizer, backend = model.target, model.tokenizer, plan.profile.backend
+    speculation.require_cached(target.layer_shapes)
+    needs, moe_backend = speculation.loaded.needs, plan.config.moe_backend
+    services = EngineServices(speculation.info, needs, target, tokenizer, backend, moe_backend, provided)
     with model.threads.used():
-        host = speculation.host(services, metrics, plan.hooks.observers, device, read_late=read_late)
-    model.target.capture(host.needs.hidden_states)
-    return host
+        host = speculation.host(services, metrics, plan.hooks.observers, plan.profile.device, read_late=read_late)
+    target.capture(needs.hidden_states)
+    return services, host
 
 
 def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,13 @@ from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing, Rows
 from ..config.engine_config import EngineConfig
-from ..kernels.backend import Backend, Form, backend_of
+from ..kernels.backend import Backend, backend_of
 from ..model.target import TargetModel
 from ..model.text_equality import ON_A_GPU, TextEquality
 from .memory import left_by_a_step, quarter_of_free
 from .threads import Threads
 
 CpuKernels = Literal["auto", "native", "torch"]
-Working = Callable[[], AbstractContextManager[object]]
 
 logger = logging.getLogger("specdec")
 
@@ -37,12 +36,9 @@ class DeviceProfile:
     """A device, and what an engine does its own way there."""
 
     device: torch.device
-    backend: Backend  # computes attention over spans, and lays networks out
+    backend: Backend
     default_dtype: torch.dtype | None  # None: the checkpoint's own
-    table: Form | None  # makes an addressing by block tables on the device; None: the host's lists address
     current: Callable[[], AbstractContextManager[object]]  # inside, what asks for no device by name gets this one
-    working: Callable[[Threads], Working]  # what an engine's calls happen in: its threads, and the device as current
-    passes: Any  # a class that warms passes up and captures them; None: they run as they are
     kv_budget: Callable[[EngineConfig, TargetModel, int], int]  # bytes for the KV cache where the user names none
     threads: Callable[[int | None, Any], Threads]  # of what was asked for, and a model
     text_equality: Callable[[torch.dtype], TextEquality]  # of a model whose every layer the backend computes
@@ -50,14 +46,14 @@ class DeviceProfile:
     @property
     def keeps_drafts(self) -> bool:
         """Whether drafts wait there for their verification: where nothing that a pass needs is read by the host."""
-        return self.table is not None
+        return self.backend.addressing is not None
 
     def addressing(self, rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
         """How passes find the blocks of these rows. lookahead: positions past the newest token that drafts write."""
-        if self.table is None:
+        if self.backend.addressing is None:
             return Addressing(rows, self.backend)
         width = -(-(info.max_model_len + lookahead) // rows.pool.block_size)
-        addressing: Addressing = self.table(rows, info.max_num_seqs, width, torch.device(info.device))
+        addressing: Addressing = self.backend.addressing(rows, info.max_num_seqs, width, torch.device(info.device))
         return addressing
 
     def capture(self, asked: bool | None, target_waits: bool, max_num_seqs: int, max_tokens: int) -> Any:
@@ -66,8 +62,8 @@ class DeviceProfile:
         asked: as `EngineConfig.cuda_graphs`. target_waits: as `TargetModel.waits_for_experts`. Raises ConfigError
         SD-E147, SD-E234 if they were asked for in vain.
         """
-        if self.passes is not None:
-            return self.passes.of(asked, self.device, target_waits, max_num_seqs, max_tokens)
+        if self.backend.passes is not None:
+            return self.backend.passes.of(asked, self.device, target_waits, max_num_seqs, max_tokens)
         if asked:
             raise ConfigError("SD-E147", f"cuda_graphs were asked for, and device {str(self.device)!r} has none")
         return None
@@ -121,10 +117,7 @@ def _of_cpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         device,
         backend,
         default_dtype=torch.float32,
-        table=backend.addressing,
         current=nullcontext,
-        working=lambda threads: threads.used if threads.chosen else nullcontext,
-        passes=backend.passes,
         kv_budget=quarter_of_free,
         threads=Threads.choose,
         text_equality=partial(TextEquality.of_cpu, backend=backend),
@@ -141,20 +134,11 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         device,
         backend,
         default_dtype=None,
-        table=backend.addressing,
         current=partial(torch.cuda.device, device),
-        working=lambda threads: partial(_on_device, device, threads),
-        passes=backend.passes,
         kv_budget=left_by_a_step,
         threads=lambda asked, model: Threads(asked, None),
         text_equality=lambda dtype: ON_A_GPU,
     )
-
-
-@contextmanager
-def _on_device(device: torch.device, threads: Threads) -> Iterator[None]:
-    with torch.cuda.device(device), threads.used():
-        yield
 
 
 PROFILES: dict[str, Callable[[torch.device, CpuKernels], DeviceProfile]] = {"cpu": _of_cpu, "cuda": _of_gpu}

@@ -24,7 +24,7 @@ from ..registry.functions import call_offered
 from ..request.chat import Message, encode_chat
 from ..request.metrics import Metric
 from ..request.prompts import Prompt, encode, read_prompt
-from ..request.request import Committed, Detokenizer, FinishReason, Request
+from ..request.request import Committed, Detokenizer, Request
 from ..runner.request_progress import uninterrupted
 from .assembly import Parts, assemble
 from .turn import Turn
@@ -54,19 +54,19 @@ class Engine:
         """
         settings = plugin_settings or PluginSettings.from_environment(os.environ)
         self.parts: Parts = assemble(config, speculative_config, settings)
-        self._plugins = settings
         self.config = config
-        self.tokenizer = self.parts.tokenizer
+        self.tokenizer = self.parts.model.tokenizer
         self.metrics = self.parts.metrics
-        self.text_equality = self.parts.text_equality
-        self.prefix_caching = self.parts.prefix_caching
+        self.text_equality = self.parts.model.text_equality
+        self.prefix_caching = self.parts.plan.prefix_caching
         self.listeners: dict[str, Callable[[Committed], None]] = {}  # by request: called when it goes on or ends
         self._turn = Turn(self._between_steps)
         self._aborts: deque[Request] = deque()  # asked for, not yet carried out
         self._requests: dict[str, Request] = {}
         self._num_added = 0
         self._closed = False
-        self.parts.hooks.observers.on_engine_start(engine=self)
+        self._observers = self.parts.plan.hooks.observers
+        self._observers.on_engine_start(engine=self)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -87,7 +87,7 @@ class Engine:
             request = self._new_request(prompt, params or SamplingParams(), request_id)
             self._num_added += 1
             self._requests[request_id] = request
-            self.parts.scheduler.add(request)
+            self.parts.cache.scheduler.add(request)
         return request_id
 
     def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:
@@ -107,8 +107,8 @@ class Engine:
             prompt_token_ids=token_ids,
             params=params,
             seed=seed,
-            max_total_tokens=min(len(token_ids) + params.max_tokens, self.parts.info.max_model_len),
-            end_token_ids=stop_ids if params.ignore_eos else stop_ids | self.parts.eos_token_ids,
+            max_total_tokens=min(len(token_ids) + params.max_tokens, self.parts.plan.info.max_model_len),
+            end_token_ids=stop_ids if params.ignore_eos else stop_ids | self.parts.model.eos_token_ids,
             detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens) if needs_text else None,
             prompt=text,
             grammar=self.parts.grammars.start(params.structured_outputs, request_id),
@@ -141,7 +141,7 @@ class Engine:
             return []
         with self._turn.taken("step", alone=True):
             starting: list[Request] = []
-            if self.parts.hooks.observers.on_request_start.get_hookimpls():
+            if self._observers.on_request_start.get_hookimpls():
                 starting = [request for request in self._requests.values() if not request.started]
             committed: list[Committed] = []
             try:
@@ -170,13 +170,12 @@ class Engine:
                 for request in ended:
                     del self._requests[request.request_id]
                 self._notify(committed)
-        observers = self.parts.hooks.observers
         for request in starting:
             if request.started:
-                observers.on_request_start(request=request.view)
+                self._observers.on_request_start(request=request.view)
         stats = self.parts.runner.last_stats
         if committed and stats:
-            observers.on_step(stats=stats)
+            self._observers.on_step(stats=stats)
         if ended:
             self._tell_finished(ended)
 
@@ -187,7 +186,7 @@ class Engine:
                 listener(each)
 
     def _tell_finished(self, ended: Sequence[Request]) -> None:
-        hook = self.parts.hooks.observers.on_request_finished
+        hook = self._observers.on_request_finished
         for request in ended if hook.get_hookimpls() else ():
             if request.started:
                 hook(request=request.view, metrics=request.metrics.as_dict())
@@ -241,7 +240,7 @@ class Engine:
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
         """Do what `LLM.export_metrics` says."""
-        return call_offered("metrics_exporters", exporter, self.get_metrics(), str, self._plugins, ())
+        return call_offered("metrics_exporters", exporter, self.get_metrics(), str, self.parts.plan.plugins, ())
 
     def save_proposer_state(self, path: str | Path) -> None:
         """Do what `LLM.save_proposer_state` says."""
@@ -258,12 +257,12 @@ class Engine:
         with self._turn.taken("update_proposer_weights", alone=True), self.parts.working():
             self._host("SD-E227", "there is no proposer that could take weights").update_weights(tensors)
             self.parts.drafts.clear()
-            self.parts.scheduler.forget_blocks()  # draft KV of the old weights outlives its requests there
+            self.parts.cache.scheduler.forget_blocks()  # draft KV of the old weights outlives its requests there
 
     def reset_prefix_cache(self) -> None:
         """Do what `LLM.reset_prefix_cache` says."""
         with self._turn.taken("reset_prefix_cache", alone=True):
-            self.parts.scheduler.forget_blocks()
+            self.parts.cache.scheduler.forget_blocks()
 
     def _stateful(self) -> ProposerHost:
         return self._host("SD-E179", "there is no proposer whose state could be kept")
@@ -277,7 +276,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if blocks or rows are lost or owned twice. For tests; cheap between steps."""
-        self.parts.scheduler.check_integrity()
+        self.parts.cache.scheduler.check_integrity()
 
     def close(self) -> None:
         """Abort what runs and close the proposer. Safe to call twice."""
@@ -285,13 +284,14 @@ class Engine:
             return
         with self._turn.taken("close", alone=True), self.parts.working(), ExitStack() as every:  # each; the last first
             self._closed = True
-            every.callback(lambda: self.parts.hooks.observers.on_engine_stop(summary=self.metrics.acceptance.as_dict()))
+            every.callback(lambda: self._observers.on_engine_stop(summary=self.metrics.acceptance.as_dict()))
             if self.parts.host:
                 every.callback(self.parts.host.close)
             every.callback(self._end, list(self._requests.values()))
 
     def _check_request(self, token_ids: Sequence[int], params: SamplingParams, request_id: str) -> None:
-        who, limit, vocab = f"request {request_id!r}", self.parts.info.max_model_len, self.parts.info.vocab_size
+        who, info = f"request {request_id!r}", self.parts.plan.info
+        limit, vocab = info.max_model_len, info.vocab_size
         if not token_ids:
             raise RequestError("SD-E154", f"{who} has an empty prompt", {"fix": "pass at least one token"})
         if len(token_ids) >= limit:
@@ -319,5 +319,4 @@ class Engine:
 
 def finish_reason_of(request: Request) -> str | None:
     """The reason's public word; None while the request runs."""
-    reason: FinishReason | None = request.finish_reason
-    return None if reason is None else reason.value
+    return None if request.finish_reason is None else request.finish_reason.value

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cached_property
-from queue import Empty, SimpleQueue
 from weakref import WeakValueDictionary
 
 from specdec.sdk.errors import RequestError
 from specdec.sdk.structured_outputs import Grammar, GrammarBackend, StructuredOutputs, Vocabulary
 
-from ..registry import PluginSettings, describe
+from ..registry import PluginSettings
+from ..registry.attribution import describe
 from ..registry.functions import call_offered
 from ..request.grammar import RequestGrammar
 
@@ -70,19 +71,16 @@ def _as_it_is(backend: GrammarBackend) -> GrammarBackend:
 
 def _within(seconds: float, compile_: Callable[[], Grammar]) -> Grammar:
     """What a call returns or raises. Raises TimeoutError if it takes longer: its thread is left behind."""
-    answers: SimpleQueue[tuple[Grammar | None, Exception | None]] = SimpleQueue()
+    answer: Future[Grammar | None] = Future()
 
     def run() -> None:
         try:
-            answers.put((compile_(), None))
+            answer.set_result(compile_())
         except Exception as error:
-            answers.put((None, error))
+            answer.set_exception(error)
 
     threading.Thread(target=run, name="specdec-grammar", daemon=True).start()
-    try:
-        grammar, error = answers.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError from None
+    grammar = answer.result(timeout=seconds)
     if grammar is None:
-        raise error or RuntimeError("nothing was compiled")
+        raise RuntimeError("nothing was compiled")
     return grammar

@@ -10,14 +10,12 @@ from ..cache.block_pool import BlockPool
 from ..device_memory import spare_memory
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
-from ..model.partial_target import PartialTarget
 from ..model.rotary import freeze_tables
 from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
 from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality
 from ..model.tokenizer import eos_token_ids, load_tokenizer
-from ..proposing.target_access import OwnLayers
 from .paged_cache import PagedCache
 from .threads import Threads
 
@@ -52,11 +50,6 @@ class LoadedModel:
             text_equality.tell()
         ends = eos_token_ids(target.model.generation_config, target.config)
         return cls(target, tokenizer, ends, threads, text_equality)
-
-    @property
-    def own_layers(self) -> OwnLayers:
-        """Makes what runs some of the target's own layers."""
-        return partial(PartialTarget, self.target)
 
     def served(self, plan: Plan, cache: PagedCache, passes: Any) -> Target:
         """The target in the form that steps call: compiled where that was asked for, captured where that is possible.

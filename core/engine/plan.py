@@ -23,7 +23,6 @@ from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length, state_layers
 from ..model.stored_quantization import check_stored_quantization
 from ..model.target import load_config
-from ..proposing.admission import Withheld
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
@@ -83,12 +82,13 @@ class Plan:
         dtype = profile.dtype(config.dtype, hf_config.dtype)
         info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)
-        withheld = _withheld(text_config(hf_config))
+        num_state_layers = len(state_layers(text_config(hf_config)))
+        chains = "layers of the target keep a state, which has one successor", "a proposer of chains"
+        withheld = {Trees.id: chains} if num_state_layers else {}
         speculation = Speculation.prepare(speculative_config, info, settings, hooks, withheld=withheld)
         needs = speculation.loaded.needs if speculation else None
         per_row = bytes_per_row(config, info, needs)
         require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
-        num_state_layers = len(state_layers(text_config(hf_config)))
         prefixes = PrefixCaching.decide(config.enable_prefix_caching, num_state_layers, needs)
         logger.info("prefix caching is %s: %s", "on" if prefixes.enabled else "off", prefixes.because)
         return cls(config, profile, path, hf_config, dtype, info, settings, hooks, speculation, prefixes)
@@ -119,28 +119,16 @@ class Plan:
     @property
     def num_captured_tokens(self) -> int:
         """Tokens of the largest passes that are captured, one of the target and one of a drafter; 0: none are."""
-        if self.profile.passes is None or self.config.cuda_graphs is False:
+        passes = self.profile.backend.passes
+        if passes is None or self.config.cuda_graphs is False:
             return 0
-        largest: int = self.profile.passes.num_tokens(
-            self.info.max_num_seqs, self.width, self.config.max_num_batched_tokens
-        )
+        largest: int = passes.num_tokens(self.info.max_num_seqs, self.width, self.config.max_num_batched_tokens)
         return largest * (1 + (self.speculation is not None))
 
     @property
     def compiler(self) -> Any:
         """The module that compiles passes; None where that was not asked for, or it cannot be imported."""
         return compiler() if self.config.torch_compile else None
-
-    @property
-    def proposer(self) -> str:
-        """The name under which its counters are reported."""
-        return self.speculation.loaded.plugin.label if self.speculation else "none"
-
-
-def _withheld(config: Any) -> Withheld:
-    """Extensions that are not offered for a target."""
-    why = "layers of the target keep a state, which has one successor"
-    return {Trees.id: (why, "a proposer of chains")} if state_layers(config) else {}
 
 
 def target_info(

@@ -27,9 +27,9 @@ class Turn:
 
         `alone`: also if this thread is alone inside already: a step, from whose proposer or hook this is called.
         """
-        reason = self._come_in(alone)
-        if reason:
-            raise RequestError("SD-E177", f"the engine is in use: {doing} is refused", REFUSALS[reason])
+        refusal = self._come_in(alone)
+        if refusal:
+            raise RequestError("SD-E177", f"the engine is in use: {doing} is refused", refusal)
         outer, self._alone = self._alone, self._alone or alone
         try:
             yield
@@ -51,23 +51,13 @@ class Turn:
             self._alone = False
             self._lock.release()
 
-    def _come_in(self, alone: bool) -> str | None:
-        """Take the lock; or why not."""
+    def _come_in(self, alone: bool) -> dict[str, str] | None:
+        """Take the lock; or why not, as facts of an error."""
         if not self._lock.acquire(blocking=False):
-            return "another thread"
+            fix = "an LLM for each thread, a lock around the calls, or all prompts in one generate"
+            return {"found": "another thread is inside", "fix": fix}
         if alone and self._alone:
             self._lock.release()
-            return "a step"
+            fix = "call it between steps; abort and add_request may be called within one"
+            return {"found": "a proposer or hook calls it while a step runs", "fix": fix}
         return None
-
-
-REFUSALS = {
-    "another thread": {
-        "found": "another thread is inside",
-        "fix": "an LLM for each thread, a lock around the calls, or all prompts in one generate",
-    },
-    "a step": {
-        "found": "a proposer or hook calls it while a step runs",
-        "fix": "call it between steps; abort and add_request may be called within one",
-    },
-}

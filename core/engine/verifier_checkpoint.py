@@ -13,11 +13,10 @@ from specdec.sdk.errors import ConfigError
 
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..model.model_support import locate_model, read_config
+from ..proposing.speculation import SpeculativeSettings
 
 
-def with_verifier(
-    model: str | Path, asked: str | Mapping[str, Any] | SpeculativeConfig | None
-) -> tuple[str | Path, str | Mapping[str, Any] | SpeculativeConfig | None]:
+def with_verifier(model: str | Path, asked: SpeculativeSettings) -> tuple[str | Path, SpeculativeSettings]:
     """The target and the speculative config that `model` stands for; both as given unless it is such a checkpoint.
 
     What the user wrote wins over what the checkpoint says. Raises ConfigError SD-E136 if `speculative_config` names

@@ -5,17 +5,12 @@ from specdec.sdk.request_options import REQUEST_SECTION as REQUEST_SECTION
 from specdec.sdk.request_options import REQUEST_SECTION_PLACE as REQUEST_SECTION_PLACE
 
 from .attribution import author_frame as author_frame
-from .attribution import describe as describe
-from .attribution import is_complete as is_complete
 from .catalog import CLASS_PATH_METHOD as CLASS_PATH_METHOD
 from .catalog import Registry as Registry
 from .catalog import ResolvedProposer as ResolvedProposer
-from .discovery import PluginEntry as PluginEntry
 from .discovery import PluginSettings as PluginSettings
 from .hooks import HookPlugins as HookPlugins
 from .hooks import Observers as Observers
-from .hooks import Offer as Offer
 from .hooks import load_hooks as load_hooks
 from .load import LoadedProposer as LoadedProposer
-from .load import construct as construct
 from .load import load_proposer as load_proposer

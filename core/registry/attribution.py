@@ -11,8 +11,6 @@ from types import FrameType, FunctionType, ModuleType
 
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, message
 
-DEBUG_HINT = "SPECDEC_DEBUG=1 shows the whole traceback"
-
 
 def author_frame(error: BaseException, target: str) -> str | None:
     """The "file:line in function" of an author that an error leads back to. `target` is "module:Class".
@@ -134,16 +132,9 @@ def attributing(code: str, doing: str, plugin: PluginId, *but: type[BaseExceptio
     except BaseException as error:
         if isinstance(error, (KeyboardInterrupt, *but)):  # an interrupt is the user's
             raise
-        raise plugin_raised(code, doing, error, plugin) from error
+        where = author_frame(error, plugin.target) or "unknown"
+        facts = {"error": describe(error), "where": where, "next": "SPECDEC_DEBUG=1 shows the whole traceback"}
+        summary = f'{doing} "{plugin.name}" raised {type(error).__name__}'
+        raise PluginLoadError(code, summary, facts, plugin=plugin) from error
     finally:
         sys.audit("specdec.call_ended")
-
-
-def plugin_raised(code: str, doing: str, error: BaseException, plugin: PluginId) -> PluginLoadError:
-    """The error for an exception that a plugin raised while the engine was `doing` something with it."""
-    facts = {
-        "error": describe(error),
-        "where": author_frame(error, plugin.target) or "unknown",
-        "next": DEBUG_HINT,
-    }
-    return PluginLoadError(code, f'{doing} "{plugin.name}" raised {type(error).__name__}', facts, plugin=plugin)

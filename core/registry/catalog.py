@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import PluginId, PluginLoadError, did_you_mean
+from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, did_you_mean
 from specdec.sdk.packaged import packaged
 
 from ..config.speculative_config import SpeculativeConfig
-from .checkpoint import recognise
+from .attribution import attributing
 from .class_path import WITH_COLON, class_path, unregistered
 from .discovery import PluginEntry, PluginSettings, noun_of, read_entry_points, with_status
 from .hooks import HookPlugins, Offer
@@ -62,7 +63,7 @@ class Registry:
             model = str(packaged(model) or model)
         if method is None:
             assert model is not None, "SpeculativeConfig requires method or model"
-            method = recognise(Checkpoint.open(model), self.recognisers)
+            method = _recognised(Checkpoint.open(model), self.recognisers)
         return self._imported(self.plugin(method), model)
 
     def plugin(self, method: str) -> PluginId:
@@ -113,6 +114,32 @@ class Registry:
         if name == CLASS_PATH_METHOD:
             facts = {"fix": f'give the class path as the model: "method": "{name}", "model": "package.module.Class"'}
         return PluginLoadError("SD-E101", f'there is no proposer "{name}"', facts)
+
+
+def _recognised(checkpoint: Checkpoint, recognisers: Sequence[Offer]) -> str:
+    """The name of the one proposer that the checkpoint is for. recognisers: `register_speculator_config`'s offers.
+
+    Raises PluginLoadError: SD-E107 if none or more than one claims it, SD-E108 if a recogniser raised.
+    """
+    claims: dict[str, PluginId] = {}
+    for offer in recognisers:
+        doing = f'reading the checkpoint "{checkpoint.directory}", plugin'
+        with attributing("SD-E108", doing, offer.plugin, SpecdecError):
+            if offer.value(checkpoint):
+                claims[offer.name] = offer.plugin
+    if len(claims) == 1:
+        return next(iter(claims))
+    asked = ", ".join(dict.fromkeys(offer.name for offer in recognisers))
+    config = checkpoint.config
+    told = {key: config[key] for key in ("model_type", "architectures", "speculators_model_type") if key in config}
+    facts = {
+        "found": told or f"keys {', '.join(config) or 'none'}",
+        "claimed by": ", ".join(f"{name} [{plugin}]" for name, plugin in claims.items()) or "nobody",
+        "asked": asked or "nobody: no installed plugin says which checkpoints it is for",
+        "fix": 'name the proposer: "method": "NAME"',
+    }
+    problem = "more than one proposer is" if claims else "no proposer is known to be"
+    raise PluginLoadError("SD-E107", f'{problem} for the checkpoint "{checkpoint.directory}"', facts)
 
 
 def _described(entry: PluginEntry) -> str:

@@ -9,7 +9,7 @@ from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, not_offe
 
 from .attribution import attributing
 from .catalog import Registry
-from .discovery import Kind, PluginSettings, noun_of, read_entry_points, with_status
+from .discovery import Kind, PluginSettings, discover, noun_of
 from .importing import import_target
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ def call_offered(
 
     Raises as `Registry.find` and `import_function` do; ConfigError SD-E132 if nobody has it, PluginLoadError SD-E118.
     """
-    offered, noun = Registry(with_status(read_entry_points(kind), settings)), noun_of(kind)
+    offered, noun = Registry(discover(kind, settings)), noun_of(kind)
     entry = offered.find(name)
     if entry is None:
         raise not_offered(f"there is no such {noun}", name, [*ours, *(each.name for each in offered.entries)])

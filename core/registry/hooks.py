@@ -91,17 +91,14 @@ class HookPlugins:
 
     def _loaded(self, entry: PluginEntry) -> PluginEntry:
         try:
-            self._register(entry)
+            loaded = import_target(entry.plugin, "plugin")
+            with attributing("SD-E117", "registering the plugin", entry.plugin):
+                plugin = loaded() if isinstance(loaded, type) else loaded
+            self._admit(plugin, entry.plugin)
         except SpecdecError as error:
             logger.warning("SD-W101 the plugin %s is not loaded\n%s", entry.plugin, error)
             return replace(entry, status="broken", code=error.code, reason=str(error))
         return entry
-
-    def _register(self, entry: PluginEntry) -> None:
-        loaded = import_target(entry.plugin, "plugin")
-        with attributing("SD-E117", "registering the plugin", entry.plugin):
-            plugin = loaded() if isinstance(loaded, type) else loaded
-        self._admit(plugin, entry.plugin)
 
     def _admit(self, plugin: object, who: PluginId) -> None:
         try:

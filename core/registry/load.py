@@ -188,9 +188,8 @@ def _default_draft_tokens(cls: Any, config: ProposerConfig, target: TargetInfo, 
 def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments: object) -> Any:
     """What a class answers before it is constructed. Raises Refusal, CheckpointError, or SD-E114 for anything else."""
     try:
-        with attributing(
-            "SD-E114", f"asking for {what}", plugin, Refusal, CheckpointError
-        ):  # or the checkpoint is to blame
+        but = Refusal, CheckpointError  # the latter where the checkpoint is to blame
+        with attributing("SD-E114", f"asking for {what}", plugin, *but):
             return question(*arguments)
     except Refusal as refusal:
         raise refusal.attributed_on(plugin) from refusal
@@ -214,7 +213,7 @@ def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:
 def _options(cls: type, config: SpeculativeConfig, resolved: ResolvedProposer) -> BaseModel | None:
     plugin = resolved.plugin
     model = options_model(cls, plugin)
-    values = _merged(config, _declared_keys(model), resolved, open_ended=_is_open_ended(model))
+    values = _merged(config, model, resolved)
     if model is None:
         return None
     try:
@@ -227,14 +226,12 @@ def _options(cls: type, config: SpeculativeConfig, resolved: ResolvedProposer) -
         raise ConfigError(error.code, summary, error.facts, plugin=plugin) from error.__cause__
 
 
-def _merged(
-    config: SpeculativeConfig, declared: frozenset[str], resolved: ResolvedProposer, *, open_ended: bool
-) -> Mapping[str, Any]:
-    """`proposer_config` and the top-level keys that the options declare, as one mapping.
+def _merged(config: SpeculativeConfig, model: type[BaseModel] | None, resolved: ResolvedProposer) -> Mapping[str, Any]:
+    """`proposer_config` and the top-level keys that the options model declares, as one mapping.
 
     Keys that a hook knows are left out where they ask for what is so already, and refused in its words where not.
     """
-    plugin = resolved.plugin
+    plugin, declared = resolved.plugin, _declared_keys(model)
     nested, top_level = config.proposer_config, config.unclaimed
     twice = sorted(nested.keys() & top_level.keys())
     if twice:
@@ -249,8 +246,9 @@ def _merged(
         common = frozenset(type(config).model_fields)
         told = {key: answer for key, answer in answers.items() if answer}
         raise unknown_keys("speculative_config", unknown, common | declared, told, plugin=plugin)
-    unknown = [key for key in nested if key not in declared and not open_ended]
-    if unknown:
+    unknown = [key for key in nested if key not in declared]
+    is_open_ended = model is not None and model.model_config.get("extra") == "allow"
+    if unknown and not is_open_ended:
         raise unknown_keys("proposer_config", unknown, declared, plugin=plugin)
     return {**nested, **{key: value for key, value in top_level.items() if key in declared}}
 
@@ -259,7 +257,3 @@ def _declared_keys(model: type[BaseModel] | None) -> frozenset[str]:
     fields = model.model_fields if model else {}
     aliases = (field.alias for field in fields.values() if field.alias)
     return frozenset(fields) | frozenset(aliases)
-
-
-def _is_open_ended(model: type[BaseModel] | None) -> bool:
-    return model is not None and model.model_config.get("extra") == "allow"

@@ -154,13 +154,13 @@ class EngineMetrics:
         finally:
             self.seconds[stage] += time.perf_counter() - start
 
-    def collect(self, prefix: str = "specdec", of_proposer: Mapping[str, float] | None = None) -> list[Metric]:
+    def collect(self, of_proposer: Mapping[str, float] | None = None) -> list[Metric]:
         """All metrics as flat objects; names as on a Prometheus wire, without the `_total`.
 
-        of_proposer: figures of its own, by what follows the prefix.
+        of_proposer: figures of its own, by what follows the prefix `specdec:`.
         """
         labels = {"model_name": self.model_name, "engine": "0", "proposer": self.proposer}
-        spec = f"{prefix}:spec_decode"
+        spec = "specdec:spec_decode"
         acceptance = self.acceptance
         metrics: list[Metric] = [
             Counter(f"{spec}_num_drafts", acceptance.num_drafts, labels),
@@ -171,16 +171,16 @@ class EngineMetrics:
             Counter(f"{spec}_steps", acceptance.num_steps, labels),
             Counter(f"{spec}_steps_without_draft", acceptance.num_steps - acceptance.num_drafts, labels),
         ]
-        metrics += [Counter(f"{prefix}:{name}", value, labels) for name, value in sorted(self.counts.items())]
+        metrics += [Counter(f"specdec:{name}", value, labels) for name, value in sorted(self.counts.items())]
         metrics += [
             Counter(f"{spec}_proposer_errors", value, labels | {"code": code})
             for code, value in sorted(self.proposer_errors.items())
         ]
         metrics += [
-            Counter(f"{prefix}:step_seconds", value, labels | {"stage": stage})
+            Counter("specdec:step_seconds", value, labels | {"stage": stage})
             for stage, value in sorted(self.seconds.items())
         ]
-        metrics += [Gauge(f"{prefix}:{name}", value, labels) for name, value in sorted((of_proposer or {}).items())]
+        metrics += [Gauge(f"specdec:{name}", value, labels) for name, value in sorted((of_proposer or {}).items())]
         return metrics
 
 

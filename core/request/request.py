@@ -94,14 +94,6 @@ class Detokenizer:
         return self._settled[: max(len(self._settled) - self._holdback, 0)]
 
 
-class Status(Enum):
-    """Where a request is: in which of the scheduler's queues, or done."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
 class FinishReason(Enum):
     """Why a request ended, in the words of the OpenAI API."""
 
@@ -125,7 +117,6 @@ class Request:
     prompt: str | None = None
     grammar: RequestGrammar | None = None  # None: the output is free
     options: Any = None  # what the proposer's RequestOptions made of params.extra_args
-    status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     row: int = -1
@@ -225,6 +216,14 @@ class Request:
         return self._shown[1]
 
     def _view(self) -> RequestView:
+        end = None
+        if self.finish_reason is not None:
+            end = RequestEnd(
+                reason=self.finish_reason.value,
+                output_token_ids=self.output_token_ids,
+                num_drafted=self.metrics.num_draft_tokens,
+                num_accepted=self.metrics.num_accepted_tokens,
+            )
         return RequestView(
             request_id=self.request_id,
             slot=self.row,
@@ -232,17 +231,7 @@ class Request:
             prompt_token_ids=tuple(self.prompt_token_ids),  # a copy: a proposer may grow what it was given
             options=self.options,
             namespace=self.params.namespace,
-            end=self._end(),
-        )
-
-    def _end(self) -> RequestEnd | None:
-        if self.finish_reason is None:
-            return None
-        return RequestEnd(
-            reason=self.finish_reason.value,
-            output_token_ids=self.output_token_ids,
-            num_drafted=self.metrics.num_draft_tokens,
-            num_accepted=self.metrics.num_accepted_tokens,
+            end=end,
         )
 
     def begin_behind(self, num_tokens: int) -> None:

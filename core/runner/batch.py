@@ -65,7 +65,8 @@ def build_batch(
         cu_rows.append(len(logits_rows))
     if taken.parents is not None:
         for share, parents in zip(shares, taken.parents, strict=True):
-            put_by_depth(positions, share.first_draft, parents)
+            for place, depth in enumerate(depths(parents), start=share.first_draft):
+                positions[place] = positions[share.first_draft - 1] + depth  # siblings share one
     parameters, floats = table.columns(requests)
     drafted = taken.columns([share.first_draft for share in shares])
     lists = [token_ids, positions, logits_rows, cu_rows, *parameters, *drafted]
@@ -100,12 +101,6 @@ def accepted_paths(batch: Batch, path: Sequence[Sequence[int]]) -> list[Verified
     assert batch.taken.parents is not None, "trees were verified"
     nodes = [[place - 1 for place in places if place > 0] for places in path]
     return [VerifiedTree(*each) for each in zip(nodes, batch.taken.parents, strict=True)]
-
-
-def put_by_depth(positions: list[int], first: int, parents: Sequence[int]) -> None:
-    """Give the nodes of a tree, which lie in a batch from `first` on, the positions of their depth."""
-    for node, depth in enumerate(depths(parents)):
-        positions[first + node] = positions[first - 1] + depth
 
 
 class SamplingTable:

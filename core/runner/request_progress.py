@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,9 +17,7 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.views import Computed
 from ..request.metrics import EngineMetrics
 from ..request.request import Committed, Request, Scheduled
-
-if TYPE_CHECKING:
-    from ..request.verified_tree import VerifiedTree
+from ..request.verified_tree import VerifiedTree
 
 
 class RequestProgress:
@@ -107,8 +104,7 @@ class RequestProgress:
     def _without_row(self, request: Request) -> RequestView:
         """Forget a request's row. Returns it as it was: its old row may be somebody else's before long."""
         view = request.view
-        if request.row >= 0:
-            request.row = -1
+        request.row = -1
         return view
 
     def propose(self, going_on: Sequence[Committed], most: int, computed: Computed) -> CheckedDraft | None:

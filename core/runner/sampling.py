@@ -169,9 +169,3 @@ def read_likely(packed: Mapping[str, Tensor]) -> dict[str, list[dict[int, float]
         half = each.shape[1] // 2
         found[name] = [dict(zip(map(int, row[:half]), row[half:], strict=True)) for row in each.tolist()]
     return found
-
-
-def on_path(logprobs: Mapping[str, Tensor], requests: Sequence[Request], path: Tensor) -> dict[str, Tensor]:
-    """Keep, of each request's log-probabilities [n, V] by place, those on its path [B, K + 1], then any."""
-    places = {request.request_id: each for request, each in zip(requests, path.clamp(min=0), strict=True)}
-    return {name: rows[places[name][: len(rows)]] for name, rows in logprobs.items()}

@@ -10,7 +10,7 @@ from typing import Protocol
 from ..cache.block_pool import BlockPool
 from ..cache.row_table import RowTable
 from ..cache.state_store import StateStore
-from ..request.request import Request, Scheduled, Status
+from ..request.request import Request, Scheduled
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,6 @@ class Scheduler:
 
     def _begin(self, request: Request, found: list[int]) -> None:
         """found: blocks of its text that it need not compute."""
-        request.status = Status.RUNNING
         if self.pool.known:
             self.pool.share(found)
             request.blocks += found
@@ -159,19 +158,17 @@ class Scheduler:
     def _preempt(self, request: Request) -> Request:
         self._rows.unseat(request)
         request.num_computed_tokens = 0
-        request.status = Status.WAITING
         self.waiting.appendleft(request)
         return request
 
     def finish(self, request: Request) -> None:
         """Take a request out of its queue and its row and blocks back."""
-        if request.status is Status.WAITING:
-            self.waiting.remove(request)
-        elif request.status is Status.RUNNING:
+        if request in self.running:
             if self.pool.known and self.pool.known.learns_at_ends and request.shares_blocks:
                 self._learn(request)
             self._rows.unseat(request)
-        request.status = Status.FINISHED
+        elif request in self.waiting:
+            self.waiting.remove(request)
 
     def forget_blocks(self) -> None:
         """No text finds a block that holds something now, nor what running requests write behind those."""

@@ -27,7 +27,7 @@ from ..request.request import Committed, Request
 from ..request.verified_tree import VerifiedTree
 from .batch import Batch, SamplingTable, accepted_paths, build_batch
 from .request_progress import RequestProgress, uninterrupted
-from .sampling import adjust_logits, likely, mask_logits, on_its_way, on_path, read_likely
+from .sampling import adjust_logits, likely, mask_logits, on_its_way, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -83,7 +83,7 @@ class Runner:
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
-            plan = self._scheduler.schedule(self._num_useful_drafts)
+            plan = self._scheduler.schedule(lambda request: self._drafts.length(request.row, request.generation))
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
@@ -94,7 +94,9 @@ class Runner:
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
-            top = self._top(batch, output) if self._num_top else None
+            inputs, top = batch.inputs, None
+            if self._num_top:
+                top = TopTokens.of(output.logits, inputs.logits_rows, len(inputs.token_ids), self._num_top)
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             if batch.trees is not None and verdict.path is not None:
@@ -107,19 +109,11 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                inputs = batch.inputs
                 computed = Computed(inputs.token_ids, inputs.positions, output.hidden, top)
                 self.progress.propose(going_on, self._host.width, computed)
             if batch.numbers.shape[1]:
                 names = [share.request.request_id for share in batch.shares]
                 self.progress.check_late(names, batch.taken, reports)
-
-    def _num_useful_drafts(self, request: Request) -> int:
-        room = request.max_total_tokens - len(request.token_ids) - 1
-        return min(self._drafts.length(request.row, request.generation), room)
-
-    def _top(self, batch: Batch, output: TargetOutput) -> TopTokens:
-        return TopTokens.of(output.logits, batch.inputs.logits_rows, len(batch.inputs.token_ids), self._num_top)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [share.request for share in batch.shares]
@@ -132,18 +126,13 @@ class Runner:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.drafts.parents)
         verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, batch.sampling)
-        if logprobs:
-            if verdict.path is not None:
-                logprobs = on_path(logprobs, requests, verdict.path)
-            emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
-            wanted = [(each, ids) for each, ids in emitted if each.request_id in logprobs]
-            logprobs = on_its_way(
-                {
-                    each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs or 0)
-                    for each, ids in wanted
-                }
-            )
-        return verdict, logprobs
+        for b, request in enumerate(requests if logprobs else ()):
+            if request.params.logprobs is not None:
+                rows = logprobs[request.request_id]
+                if verdict.path is not None:  # of the places in a tree, those on the path
+                    rows = rows[verdict.path[b, : len(rows)].clamp(min=0)]
+                logprobs[request.request_id] = likely(rows, verdict.output_ids[b], request.params.logprobs)
+        return verdict, on_its_way(logprobs) if logprobs else {}
 
     @staticmethod
     def _read(
@@ -170,7 +159,7 @@ class Runner:
         committed: list[Committed],
         paths: Sequence[VerifiedTree] | None,
     ) -> None:
-        kept = read_likely(logprobs) if logprobs else {}
+        kept = read_likely(logprobs)
         nodes, num_bad = paths or repeat(None), 0
         with uninterrupted():  # tokens, texts and counters of a step belong together
             for share, drafts, (accepted, status, *ids), path in zip(

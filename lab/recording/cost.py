@@ -55,7 +55,7 @@ def measured_groups(prompts: Prompts, seats: int) -> list[Prompts]:
 def _run(engine: Engine, tap: RecordingTap, prompts: Prompts) -> list[tuple[int, float]]:
     """Run the prompts. Returns each step's number of rows and its seconds without proposing."""
     for number, prompt in enumerate(prompts):
-        room = parts_of(engine).info.max_model_len - len(prompt)
+        room = parts_of(engine).plan.info.max_model_len - len(prompt)
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
         engine.add_request(list(prompt), params, f"cost-{number}")
     timed = []

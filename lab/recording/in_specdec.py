@@ -35,7 +35,7 @@ class EngineSource:
         self._engine = Engine(settings.engine.replace(enable_profiling=True), tap, plugins)
         self._parts = parts_of(self._engine)
         self._listener = ProbabilityTap(settings.top_m, settings.full_logits)
-        self._parts.hooks.add(self._listener, "record")
+        self._parts.plan.hooks.add(self._listener, "record")
         assert self._parts.host is not None, "the tap is a proposer"
         tap_itself = self._parts.host.proposer
         assert isinstance(tap_itself, RecordingTap)
@@ -44,15 +44,15 @@ class EngineSource:
         self.manifest = self._manifest(settings)
 
     def _manifest(self, settings: RecordSettings) -> Manifest:
-        info = self._parts.info
-        blocks = {"num_kv_blocks": self._parts.scheduler.pool.num_blocks, "max_model_len": info.max_model_len}
+        info = self._parts.plan.info
+        blocks = {"num_kv_blocks": self._parts.cache.scheduler.pool.num_blocks, "max_model_len": info.max_model_len}
         return Manifest(
             model=str(settings.engine.model),
             model_fingerprint=fingerprint.of_model(info.checkpoint_dir, info.config),
             tokenizer_fingerprint=fingerprint.of_tokenizer(self._engine.tokenizer),
             target=plain(asdict(info) | {"config": dict(info.config)}),
             engine=plain(settings.engine.model_dump(mode="json") | blocks | {"device": info.device}),
-            eos_token_ids=tuple(sorted(self._parts.eos_token_ids)),
+            eos_token_ids=tuple(sorted(self._parts.model.eos_token_ids)),
         )
 
     @property
@@ -78,7 +78,7 @@ class EngineSource:
         return measure_cost(self._engine, self._tap, prompts)
 
     def environment(self) -> dict[str, Any]:
-        return environment(self._parts.target.device) | {"threads": self._parts.threads.count}
+        return environment(self._parts.model.target.device) | {"threads": self._parts.model.threads.count}
 
     def close(self) -> None:
         self._engine.close()

@@ -142,7 +142,7 @@ class _Running:
         self._drafts = parts_of(engine).host is not None
         self.clock = ProposeClock(engine.metrics.seconds)
         if self._drafts:
-            parts_of(engine).hooks.add(self.clock, "the clock of a replay")
+            parts_of(engine).plan.hooks.add(self.clock, "the clock of a replay")
         self.steps: list[ReplayedStep] = []
         self.outputs: dict[str, tuple[int, ...]] = {}
         self.rows: list[int] = []

@@ -15,7 +15,8 @@ from specdec.cli import _checks
 from specdec.cli._app import build_app
 from specdec.cli._probe import probe
 from specdec.core.engine import device
-from specdec.core.registry import PluginEntry, PluginSettings
+from specdec.core.registry import PluginSettings
+from specdec.core.registry.discovery import PluginEntry
 
 ECHO = '''
 from specdec.sdk import Needs, StrictModel

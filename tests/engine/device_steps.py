@@ -1,12 +1,13 @@
 """Steps as a GPU runs them, on a CPU: what is read back, what is sent, what is captured.
 
-Block tables, the device form of views and a capturer that stands in for CUDA graphs are put in the CPU's profile.
+Block tables, the device form of views and a capturer that stands in for CUDA graphs are put in the CPU's backend.
 What kernels do without the host, their plain forms do in Python: that is not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -33,15 +34,22 @@ READS = {
 INDEXES = {"__getitem__", "__setitem__", "index_put_", "index_put", "index"}
 
 
-def give_cpu(monkeypatch, **ways):
-    """Engines on a CPU do something in another way than a CPU's own: fields of `DeviceProfile`."""
+def give_cpu(monkeypatch, backend=None, **ways):
+    """Engines on a CPU do something in another way than a CPU's own: attributes of its backend, or of the one given."""
     make = PROFILES["cpu"]
-    monkeypatch.setitem(PROFILES, "cpu", lambda *args: replace(make(*args), **ways))
+
+    def made(*args):
+        profile = make(*args)
+        own = copy(backend or profile.backend)
+        vars(own).update(ways)
+        return replace(profile, backend=own)
+
+    monkeypatch.setitem(PROFILES, "cpu", made)
 
 
 def address_by_table(monkeypatch):
     """Engines on a CPU address KV as on a GPU."""
-    give_cpu(monkeypatch, table=DeviceAddressing)
+    give_cpu(monkeypatch, addressing=DeviceAddressing)
 
 
 def capture_with(monkeypatch, capturer):

@@ -29,8 +29,8 @@ class Refused:
 
     def __init__(self, llm):
         parts = parts_of(llm.engine)
-        self.count, self._grammars, self._vocab_size = 0, parts.grammars, parts.info.vocab_size
-        self._vocabulary = Vocabulary(parts.tokenizer, parts.info.vocab_size, parts.eos_token_ids)
+        self.count, self._grammars, self._vocab_size = 0, parts.grammars, parts.plan.info.vocab_size
+        self._vocabulary = Vocabulary(parts.model.tokenizer, parts.plan.info.vocab_size, parts.model.eos_token_ids)
         self._followed = {}
 
     @hookimpl

@@ -141,7 +141,7 @@ def test_everything_but_joined_products_keeps_every_bit(name, dtype):
 
 @pytest.fixture
 def as_a_gpu(monkeypatch):
-    give_cpu(monkeypatch, table=DeviceAddressing, backend=TritonBackend())
+    give_cpu(monkeypatch, TritonBackend(), addressing=DeviceAddressing, passes=None)
 
 
 @pytest.mark.parametrize("name", [None, "eagle3", "draft"])

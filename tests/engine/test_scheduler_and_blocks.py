@@ -19,7 +19,7 @@ from specdec import SamplingParams
 from specdec.core.cache.block_pool import BlockPool, KnownBlocks
 from specdec.core.cache.row_table import RowTable
 from specdec.core.cache.state_store import StateLayout, StateStore, StateTensor
-from specdec.core.request.request import Committed, Request, Scheduled, Status
+from specdec.core.request.request import Committed, Request, Scheduled
 from specdec.core.runner.request_progress import draft_budgets
 from specdec.core.runner.scheduler import Scheduler
 from specdec.sdk import Needs
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.shares[0].request is self.alive[0], "the oldest request always advances"
         assert sum(share.num_tokens + share.num_draft_tokens for share in plan.shares) <= TOKEN_BUDGET
         for request in plan.preempted:
-            assert request.status is Status.WAITING
+            assert request in self.scheduler.waiting
             assert not request.blocks
             assert request.num_computed_tokens == 0
         for share in plan.shares:

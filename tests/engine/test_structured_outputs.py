@@ -325,7 +325,8 @@ def test_a_proposer_reads_what_is_allowed_and_forced():
         llm.generate(["x", "y"], [asked, SamplingParams(max_tokens=4)])
         seen = Reads.seen
     assert seen
-    assert all(some and not none and shape == (parts_of(llm.engine).info.vocab_size,) for some, none, _, shape in seen)
+    expected = (parts_of(llm.engine).plan.info.vocab_size,)
+    assert all(some and not none and shape == expected for some, none, _, shape in seen)
 
 
 @pytest.fixture(scope="module")

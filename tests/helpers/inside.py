@@ -27,12 +27,12 @@ def host_of(llm: Any) -> Any:
 
 def info_of(llm: Any) -> Any:
     """What proposers are told of the target."""
-    return _parts(llm).info
+    return _parts(llm).plan.info
 
 
 def target_of(llm: Any) -> Any:
     """The target as it was loaded."""
-    return _parts(llm).target
+    return _parts(llm).model.target
 
 
 def served_target_of(llm: Any) -> Any:
@@ -52,12 +52,12 @@ def cache_of(llm: Any) -> Any:
 
 def scheduler_of(llm: Any) -> Any:
     """Who runs and who waits."""
-    return _parts(llm).scheduler
+    return _parts(llm).cache.scheduler
 
 
 def pool_of(llm: Any) -> Any:
     """The blocks of the cache."""
-    return _parts(llm).scheduler.pool
+    return _parts(llm).cache.scheduler.pool
 
 
 def budget_of(llm: Any) -> Any:
@@ -72,12 +72,12 @@ def drafts_of(llm: Any) -> Any:
 
 def text_equality_of(llm: Any) -> Any:
     """What is promised of texts."""
-    return _parts(llm).text_equality
+    return _parts(llm).model.text_equality
 
 
 def threads_of(llm: Any) -> Any:
     """How many threads steps have."""
-    return _parts(llm).threads
+    return _parts(llm).model.threads
 
 
 def kv_capacity_of(llm: Any) -> int:
@@ -92,7 +92,7 @@ def verify_with(llm: Any, rule: Any) -> None:
 
 def listen(llm: Any, listener: Any) -> None:
     """Tell a hook plugin what observers are told from now on."""
-    _parts(llm).hooks._manager.register(listener)
+    _parts(llm).plan.hooks._manager.register(listener)
 
 
 def _parts(llm: Any) -> Parts:

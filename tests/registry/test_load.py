@@ -7,8 +7,9 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.registry import PluginSettings, ResolvedProposer, construct, load_proposer
+from specdec.core.registry import PluginSettings, ResolvedProposer, load_proposer
 from specdec.core.registry.discovery import discover
+from specdec.core.registry.load import construct
 from specdec.sdk import (
     ConfigError,
     HostProposer,

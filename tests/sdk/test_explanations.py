@@ -15,7 +15,6 @@ from specdec.sdk.explanations import explanations
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"\bSD-[EWC]\d{3}\b")
 CALLS = {  # what builds an error without naming its class
-    "plugin_raised": "PluginLoadError",
     "_error": "ProposerError",
 }
 
