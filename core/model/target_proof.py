@@ -8,7 +8,7 @@ does not add up. How far rounding may reach is measured: a second eager pass rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -196,17 +196,12 @@ def _eager(model: Any) -> Iterator[None]:
 def _watched(modules: Mapping[int, nn.Module], given: Mapping[int, Tensor]) -> Iterator[_Seen]:
     """What the modules read and return; they are given the hidden states of their layer in `given` instead."""
     seen = _Seen()
-    handles = []
-    for layer, module in modules.items():
-        handles.append(
-            module.register_forward_pre_hook(partial(_give, seen, layer, given.get(layer)), with_kwargs=True)
-        )
-        handles.append(module.register_forward_hook(partial(_keep, seen, layer)))
-    try:
+    with ExitStack() as hooks:
+        for layer, module in modules.items():
+            give, keep = partial(_give, seen, layer, given.get(layer)), partial(_keep, seen, layer)
+            hooks.enter_context(module.register_forward_pre_hook(give, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(keep))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _give(
