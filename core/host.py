@@ -27,12 +27,12 @@ from .engine.verifier_checkpoint import with_verifier as with_verifier
 from .kernels.backend import Backend as Backend
 from .kernels.backend import compiler as compiler
 from .model.find_mixers import mixers_in as mixers_in
-from .model.forward_input import ForwardInput as ForwardInput
 from .model.hidden_states import HiddenStates as HiddenStates
 from .model.mixers import Mixers as Mixers
 from .model.model_support import locate_model as locate_model
 from .model.model_support import refuse_unsupported as refuse_unsupported
 from .model.partial_target import PartialTarget as PartialTarget
+from .model.target import ForwardInput as ForwardInput
 from .model.target import TargetOutput as TargetOutput
 from .model.tokenizer import load_tokenizer as load_tokenizer
 from .proposing.admission import Withheld as Withheld

@@ -22,10 +22,9 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..cache.transfer import upload
 from ..request.request import Request, Scheduled
-from .attention import ATTENTION_NAME
-from .forward_input import ForwardInput
+from .attention import attending_by
 from .loading import loading
-from .target import TargetModel
+from .target import ForwardInput, TargetModel
 
 MOST_PARAMETERS = 2 * 10**9
 """Of a model that is always proved."""
@@ -35,7 +34,6 @@ _BEYOND_WINDOW = 4
 _SLACK = 4  # times what rounding did to the disturbed pass
 _ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}  # share of a row that is always allowed
 _QUANTISED = 5e-2
-_EAGER = "eager"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class TargetProof:
         self._texts = _texts(target, longest)
         self._quantised = quantised
         summary = "this model does not run with eager attention, so that it cannot be proved"
-        with loading("SD-E192", summary, _FIX), _eager(target.model), torch.inference_mode():
+        with loading("SD-E192", summary, _FIX), attending_by("eager", target.model), torch.inference_mode():
             self._expected = self._eager_pass({})
             self._disturbed = self._eager_pass(self._rounded())
 
@@ -180,16 +178,6 @@ def _shares(lengths: Sequence[int], block_size: int) -> list[Scheduled]:
         shares.append(Scheduled(request, 0, length, 0, samples=True, first_token=first_token))
         first_token, first_block = first_token + length, first_block + count
     return shares
-
-
-@contextmanager
-def _eager(model: Any) -> Iterator[None]:
-    """transformers' own attention with its own masks, for a while."""
-    model.set_attn_implementation(_EAGER)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
 
 
 @contextmanager
