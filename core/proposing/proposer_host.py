@@ -159,7 +159,7 @@ class ProposerHost(ContainedCalls):
         changes = shared.changes()
         if changes:
             facts = {
-                "changed": "\n".join(map(str, changes[:3])) + (f"\nand {len(changes) - 3} more" if changes[3:] else ""),
+                "changed": "\n".join(changes[:3]) + (f"\nand {len(changes) - 3} more" if changes[3:] else ""),
                 "why": "the parts of a combinator, and other engines' own code, read the same memory",
                 "fix": "clone what you change; a method whose name ends in an underscore works in place",
             }
