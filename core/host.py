@@ -48,7 +48,6 @@ from .proposing.proposer_host import ProposerHost as ProposerHost
 from .proposing.services import EngineServices as EngineServices
 from .proposing.services import KVStorage as KVStorage
 from .proposing.services import Provided as Provided
-from .proposing.services import logit_scale as logit_scale
 from .proposing.speculation import Speculation as Speculation
 from .proposing.speculation import SpeculativeSettings as SpeculativeSettings
 from .proposing.top_tokens import TopTokens as TopTokens
