@@ -15,6 +15,7 @@ from specdec.sdk.extensions import Trees
 from specdec.sdk.needs import DistributionForm, Needs
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
+from .admission import distribution_width
 from .draft_table import CheckedDraft, DraftReport, measure, target_to_draft
 from .tree_check import by_node, tree_error
 from .view_guard import is_due
@@ -205,13 +206,11 @@ class DraftChecker:
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
         self._num_distributions += 1
         due = self._sees_kinds or self._was_wrong or is_due(self._num_distributions)  # a look at a device waits for it
-        kinds = self._kinds_of(distribution) if due or self._sees_kinds else frozenset()
+        kinds = self._kinds_of(distribution) if due else frozenset()
         if not self._sees_kinds:
             kinds |= self._possible_kinds(distribution)
-        vocabulary = self._needs.draft_vocabulary
-        dense = self._vocab_size if vocabulary is None else len(vocabulary)
+        form = (*shape, distribution_width(self._needs, self._vocab_size))
         for kind in kinds:
-            form = (*shape, self._needs.sparse_top_m if kind == DistributionKind.SPARSE else dense)
             for name in _TENSORS[kind]:
                 dtypes = {torch.int64} if name == "sparse_ids" else set(SUM_TOLERANCE)
                 self._check_form(f"distribution.{name}", vars(distribution)[name], form, dtypes)
