@@ -24,8 +24,8 @@ from .between_steps import as_tensors, own_metrics, require_updatable
 from .contained_calls import ContainedCalls, OnProposerError
 from .draft_check import DraftChecker
 from .draft_table import CheckedDraft, DraftReport
-from .early_passes import EarlyPasses
 from .pace import Pace
+from .target_access import EarlyPasses
 from .view_guard import Snapshot, is_due
 from .views import ViewBuilder
 
@@ -228,8 +228,6 @@ class ProposerHost(ContainedCalls):
         """Call an optional method if it is there. Returns whether the proposer is still in step."""
         if not self.enabled or method not in self._methods:
             return True
-        return self._contained(method, partial(self._notified, method, *args), request_ids, failed=False)
-
-    def _notified(self, method: str, *args: object) -> bool:
-        self._methods[method](*args)
-        return True
+        failed = object()
+        call = partial(self._methods[method], *args)
+        return self._contained(method, call, request_ids, failed=failed) is not failed

@@ -35,8 +35,7 @@ from ..model.attention import attention_arguments
 from ..model.rotary import freeze_tables
 from ..request.grammar import RequestGrammar
 from . import draft_networks
-from .early_passes import EarlyPasses
-from .target_access import CachedKV, CachedLayers, OwnLayers, TargetCache, not_asked_for, require
+from .target_access import CachedKV, CachedLayers, EarlyPasses, OwnLayers, TargetCache, not_asked_for, require
 
 
 class LayerSource(Protocol):
