@@ -89,25 +89,18 @@ def mixers_in(model: nn.Module, config: Any, run: Callable[[], object]) -> Mixer
     missing = layers - {mixer.layer for mixer in found}
     if missing:
         raise no_interface(config, f"layers {sorted(missing)} keep a state outside of transformers' cache")
-    mixers = made_ragged(config.model_type, found)
-    if mixers is not None:
-        mixers.remove()
-    return mixers
+    return checked_mixers(config.model_type, found)
 
 
-def made_ragged(model_type: str, found: Sequence[Mixer]) -> Mixers | None:
-    """The modules, made to compute ragged batches. None: there are none. Raises UnsupportedModelError SD-E260."""
+def checked_mixers(model_type: str, found: Sequence[Mixer]) -> Mixers | None:
+    """The modules, each known to go on from a state. None: there are none. Raises UnsupportedModelError SD-E260."""
     checked: dict[type[nn.Module], bool] = {}
     for mixer in found:
         kind = type(mixer.module)
         if kind not in checked:
             checked[kind] = _goes_on_by_token(model_type, mixer)
         mixer.by_token = checked[kind]
-    if not found:
-        return None
-    mixers = Mixers(found)
-    mixers.install()
-    return mixers
+    return Mixers(found) if found else None
 
 
 def _goes_on_by_token(model_type: str, mixer: Mixer) -> bool:

@@ -28,7 +28,7 @@ from .attention import (
     carry_arguments,
     unserved_attention,
 )
-from .find_mixers import made_ragged, watched_mixers
+from .find_mixers import checked_mixers, watched_mixers
 from .hidden_states import HiddenState, HiddenStates
 from .inference_form import experts_settings
 from .loading import loading
@@ -144,7 +144,9 @@ class TargetModel:
             raise no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
         num_layers = self.config.num_hidden_layers
         self._check_layers(probe.layers, [mixer.layer for mixer in mixers])
-        self.mixers = made_ragged(self.config.model_type, mixers)
+        self.mixers = checked_mixers(self.config.model_type, mixers)
+        if self.mixers is not None:
+            self.mixers.install()
         self._take_limits(probe)
         if probe.layers and probe.dtypes != {self.dtype}:
             computed = ", ".join(sorted(map(str, probe.dtypes)))
