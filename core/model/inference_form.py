@@ -1,4 +1,4 @@
-"""The form in which a network runs: fused layers, its quantization, and what its experts are computed by."""
+"""The form in which a network runs: fused layers, quantization, rotary tables, and what experts are computed by."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..kernels.backend import Backend, is_plain_linear
 
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
 """int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
+_STATIC = "default"  # what transformers calls tables that no pass changes
 
 
 def check_quantization(name: str | None, where: str) -> None:
@@ -107,3 +108,28 @@ def _quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module |
 
     form = Int8WeightOnlyConfig if name == "int8_weight_only" else Int8DynamicActivationInt8WeightConfig
     quantize_(network, form(), is_plain)
+
+
+def freeze_tables(network: nn.Module, max_length: int) -> None:
+    """Keep the tables of "dynamic" and "longrope" layers, if no text of `max_length` tokens changes them.
+
+    transformers chooses between tables by the largest position of a pass. On a device the host would wait for it in
+    every pass, and a pass could not be captured.
+    """
+    for module in network.modules():
+        kinds, config = vars(module).get("rope_type"), vars(module).get("config")
+        if isinstance(kinds, str):
+            module.rope_type = _kept(kinds, module, config.rope_parameters, max_length)  # type: ignore[union-attr,assignment]
+        elif isinstance(kinds, Mapping):
+            module.rope_type = {  # type: ignore[assignment]
+                layer: _kept(kind, module, config.rope_parameters[layer], max_length)  # type: ignore[union-attr]
+                for layer, kind in kinds.items()
+            }
+
+
+def _kept(kind: str, module: nn.Module, parameters: Mapping[str, Any], max_length: int) -> str:
+    if kind == "longrope" and max_length <= parameters["original_max_position_embeddings"]:
+        return _STATIC
+    if "dynamic" in kind and max_length <= vars(module)["max_seq_len_cached"]:
+        return _STATIC
+    return kind

@@ -32,7 +32,7 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache, LayerShape
 from ..kernels.backend import Backend
 from ..model.attention import attention_arguments
-from ..model.rotary import freeze_tables
+from ..model.inference_form import freeze_tables
 from ..request.grammar import RequestGrammar
 from . import draft_networks
 from .target_access import CachedKV, CachedLayers, EarlyPasses, OwnLayers, TargetCache, not_asked_for, require
@@ -218,10 +218,7 @@ class EngineServices:
 
     def target_kv(self) -> TargetKVReader:
         """The target's cache, of the layers that `TargetKV` asked for."""
-        asked = self._needs.extension(TargetKV)
-        if asked is None:
-            raise not_asked_for(TargetKV, "Services.target_kv")
-        return CachedKV(self._cache, asked.layers)
+        return CachedKV(self._cache, require(self._needs, TargetKV, "Services.target_kv").layers)
 
     def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> LayerRunner:
         """Layers of the target, of those that `TargetLayers` asked for."""

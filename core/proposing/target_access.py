@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from specdec.sdk.errors import ProposerError, Refusal
 from specdec.sdk.extensions import Extension
-from specdec.sdk.needs import Needs
+from specdec.sdk.needs import E, Needs
 from specdec.sdk.types import StepView
 
 from ..cache.addressing import Addressing
@@ -165,7 +165,9 @@ def not_asked_for(extension: type[Extension], service: str) -> Refusal:
     return Refusal(reason, f"needs = Needs(extensions=({extension.__name__}(...), ...))")
 
 
-def require(needs: Needs, extension: type[Extension], service: str) -> None:
-    """Raise Refusal unless the proposer asked for the extension that a service belongs to."""
-    if needs.extension(extension) is None:
+def require(needs: Needs, extension: type[E], service: str) -> E:
+    """The entry of the extension that a service belongs to. Raises Refusal unless the proposer asked for it."""
+    asked = needs.extension(extension)
+    if asked is None:
         raise not_asked_for(extension, service)
+    return asked
