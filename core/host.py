@@ -37,7 +37,6 @@ from .model.target import TargetOutput as TargetOutput
 from .model.tokenizer import load_tokenizer as load_tokenizer
 from .proposing.admission import Withheld as Withheld
 from .proposing.admission import admit as admit
-from .proposing.between_steps import prefix_of as prefix_of
 from .proposing.draft_check import SUM_TOLERANCE as SUM_TOLERANCE
 from .proposing.draft_store import DistributionBuffers as DistributionBuffers
 from .proposing.draft_store import DraftStore as DraftStore
@@ -45,6 +44,7 @@ from .proposing.draft_store import TakenDrafts as TakenDrafts
 from .proposing.draft_table import CheckedDraft as CheckedDraft
 from .proposing.draft_table import DraftReport as DraftReport
 from .proposing.proposer_host import ProposerHost as ProposerHost
+from .proposing.proposer_host import prefix_of as prefix_of
 from .proposing.services import EngineServices as EngineServices
 from .proposing.services import KVStorage as KVStorage
 from .proposing.services import Provided as Provided
