@@ -46,8 +46,8 @@ def spare_memory(device: torch.device) -> int:
     return free_memory(device) // 4
 
 
-def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros on the CPU whose pages are committed when they are first touched."""
-    if not prod(shape):
-        return torch.zeros(shape, dtype=dtype)
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU its pages are committed when they are first touched."""
+    if device.type != "cpu" or not prod(shape):
+        return torch.zeros(shape, dtype=dtype, device=device)
     return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)

@@ -89,7 +89,7 @@ class WatchedHost(ProposerHost):
             checked.token_ids if checked else [[] for _ in budgets],
             [_parents(each) if each else [] for each in checked.reports] if checked else [[] for _ in budgets],
             checked.distribution if checked else None,
-            [str(change) for change in before.changes()],
+            before.changes(),
         )
         if self.spoils:
             _spoil(copied)

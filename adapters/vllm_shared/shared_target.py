@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec.core.host import logit_scale
+from specdec.sdk.checkpoint import logit_scale
 from specdec.sdk.types import TargetInfo
 
 
@@ -24,7 +24,7 @@ class SharedTarget:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = getattr(torch, info.dtype)
         self._vllm_model = model
-        self._logit_scale = logit_scale(info)
+        self._logit_scale = logit_scale(info.config) or 1.0
         self._wrapped = _wrapped_for_adapters(model)
 
     def get_input_embeddings(self) -> Callable[[Tensor], Tensor]:

@@ -76,7 +76,4 @@ class KVCache:
             stored.index_copy_(0, destinations, stored.index_select(0, sources))
 
     def _zeros(self, layer: LayerShape, dim: int) -> Tensor:
-        shape = (self.num_slots, layer.num_kv_heads, dim)
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return lazy_zeros(shape, self.dtype)
+        return lazy_zeros((self.num_slots, layer.num_kv_heads, dim), self.dtype, self.device)

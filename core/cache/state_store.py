@@ -120,16 +120,12 @@ class StateStore:
     def __init__(self, layouts: Sequence[StateLayout], num_rows: int, num_drafts: int, device: torch.device) -> None:
         """num_drafts: the most of one request in a pass."""
         self._device = device
+        rows = num_rows + 1
         self.tensors = [
-            [self._storage((num_rows + 1, *each.shape), each.dtype) for each in layout.tensors] for layout in layouts
+            [lazy_zeros((rows, *each.shape), each.dtype, device) for each in layout.tensors] for layout in layouts
         ]
-        self.inputs = [self._storage((num_rows + 1, num_drafts, each.input_size), each.dtype) for each in layouts]
+        self.inputs = [lazy_zeros((rows, num_drafts, each.input_size), each.dtype, device) for each in layouts]
         self._books = [_NOBODY] * num_rows
-
-    def _storage(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if self._device.type == "cpu":
-            return lazy_zeros(shape, dtype)
-        return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def fits(self, row: int, generation: int, start: int) -> bool:
         """Whether a request can go on at position `start`; not if a pass over it was interrupted."""
@@ -164,10 +160,10 @@ class StateStore:
             return member.row in fresh, member.num_reread > 0, member.num_reread + member.num_tokens
 
         ordered = sorted(members, key=lambda member: (kind(member), member.row))
-        groups = []
-        for (is_fresh, decodes, length), each in groupby(ordered, kind):
-            groups.append(Group(tuple(each), length, is_fresh, decodes, self._device))
-        return tuple(groups)
+        return tuple(
+            Group(tuple(each), length, is_fresh, decodes, self._device)
+            for (is_fresh, decodes, length), each in groupby(ordered, kind)
+        )
 
     @contextmanager
     def passing(self, passed: StatePass) -> Iterator[None]:

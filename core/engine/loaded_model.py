@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..cache.block_pool import BlockPool
 from ..device_memory import spare_memory
-from ..model.inference_form import prepare
+from ..model.inference_form import freeze_tables, is_stored_quantised, prepare
 from ..model.model_support import longest_length
-from ..model.rotary import freeze_tables
-from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
 from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality

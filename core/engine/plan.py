@@ -18,10 +18,9 @@ from specdec.sdk.types import TargetInfo
 from ..cache.block_pool import KnownBlocks
 from ..config.engine_config import EngineConfig
 from ..kernels.backend import compiler
-from ..model.inference_form import check_quantization, experts_settings
+from ..model.inference_form import check_quantization, check_stored_quantization, experts_settings
 from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length, state_layers
-from ..model.stored_quantization import check_stored_quantization
 from ..model.target import load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings

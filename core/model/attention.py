@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -115,8 +116,12 @@ def _drop_arguments(module: torch.nn.Module, args: tuple[Any, ...], output: Any)
 
 
 def _unserved(module: torch.nn.Module, what: str) -> UnsupportedModelError:
-    facts = {"layer": type(module).__name__, "reason": f"its attention {what}"}
-    return UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
+    return unserved_attention(f"its attention {what}", layer=type(module).__name__)
+
+
+def unserved_attention(reason: str, **where: object) -> UnsupportedModelError:
+    """SD-E141."""
+    return UnsupportedModelError("SD-E141", "this model's attention is not served", {**where, "reason": reason})
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
@@ -128,9 +133,14 @@ def attention_arguments(context: AttentionContext) -> dict[str, Any]:
     return {CONTEXT: context}
 
 
-def collecting_arguments(probe: ShapeProbe, modules: MutableMapping[int, torch.nn.Module]) -> dict[str, Any]:
-    """Arguments of a pass that also collects what attends in each layer, and what its mask would say."""
-    return {CONTEXT: probe, MODULES: modules, MASKS: probe.masks}
+@contextmanager
+def attending_by(implementation: str, model: Any) -> Iterator[None]:
+    """Another attention implementation of transformers, for a while, in a model that runs by ours."""
+    model.set_attn_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
 
 
 @dataclass
@@ -145,8 +155,7 @@ class ShapeProbe:
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Plain causal attention over the tokens of this pass."""
         if layer in self.layers:
-            facts = {"layer": layer, "reason": "it attends more than once in a pass"}
-            raise UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
+            raise unserved_attention("it attends more than once in a pass", layer=layer)
         self.layers[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         self.windows[layer] = spec.window
         self.dtypes |= {query.dtype, keys.dtype, values.dtype}

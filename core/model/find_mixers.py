@@ -30,7 +30,7 @@ def watched_mixers(model: nn.Module, config: Any) -> Iterator[list[Mixer]]:
     """The modules that store a state in a pass over one text, in the order in which they are called."""
     layers = state_layers(config)
     found: list[Mixer] = []
-    candidates = [_candidate(module, layers) for module in _innermost(model, layers)] if layers else []
+    candidates = _candidates(model, layers)
     for mixer in candidates:
         mixer.module.forward = _watching(mixer, found)
     try:
@@ -50,12 +50,14 @@ def _watching(mixer: Mixer, found: list[Mixer]) -> Forward:
     return forward
 
 
-def _innermost(model: nn.Module, layers: Mapping[int, Any]) -> list[nn.Module]:
+def _candidates(model: nn.Module, layers: Mapping[int, LinearAttentionCacheLayerMixin]) -> list[Mixer]:
     """Modules of these layers that take a cache, without those around them."""
-    taking = {name: module for name, module in model.named_modules() if _argument(module, layers) is not None}
-    return [
-        module for name, module in taking.items() if not any(other.startswith(f"{name}.") for other in taking)
-    ]  # fmt: skip
+    taking: dict[str, Mixer] = {}
+    for name, module in model.named_modules():
+        argument = _argument(module, layers)
+        if argument is not None:
+            taking[name] = Mixer(module, argument, deepcopy(layers[vars(module)["layer_idx"]]))
+    return [mixer for name, mixer in taking.items() if not any(other.startswith(f"{name}.") for other in taking)]
 
 
 def _argument(module: nn.Module, layers: Mapping[int, Any]) -> str | None:
@@ -63,12 +65,6 @@ def _argument(module: nn.Module, layers: Mapping[int, Any]) -> str | None:
         return None
     names = inspect.signature(module.forward).parameters
     return next((name for name in _CACHE_ARGUMENTS if name in names and "hidden_states" in names), None)
-
-
-def _candidate(module: nn.Module, layers: Mapping[int, LinearAttentionCacheLayerMixin]) -> Mixer:
-    argument = _argument(module, layers)
-    assert argument is not None
-    return Mixer(module, argument, deepcopy(layers[vars(module)["layer_idx"]]))
 
 
 def mixers_in(model: nn.Module, config: Any, run: Callable[[], object]) -> Mixers | None:
@@ -89,25 +85,18 @@ def mixers_in(model: nn.Module, config: Any, run: Callable[[], object]) -> Mixer
     missing = layers - {mixer.layer for mixer in found}
     if missing:
         raise no_interface(config, f"layers {sorted(missing)} keep a state outside of transformers' cache")
-    mixers = made_ragged(config.model_type, found)
-    if mixers is not None:
-        mixers.remove()
-    return mixers
+    return checked_mixers(config.model_type, found)
 
 
-def made_ragged(model_type: str, found: Sequence[Mixer]) -> Mixers | None:
-    """The modules, made to compute ragged batches. None: there are none. Raises UnsupportedModelError SD-E260."""
+def checked_mixers(model_type: str, found: Sequence[Mixer]) -> Mixers | None:
+    """The modules, each known to go on from a state. None: there are none. Raises UnsupportedModelError SD-E260."""
     checked: dict[type[nn.Module], bool] = {}
     for mixer in found:
         kind = type(mixer.module)
         if kind not in checked:
             checked[kind] = _goes_on_by_token(model_type, mixer)
         mixer.by_token = checked[kind]
-    if not found:
-        return None
-    mixers = Mixers(found)
-    mixers.install()
-    return mixers
+    return Mixers(found) if found else None
 
 
 def _goes_on_by_token(model_type: str, mixer: Mixer) -> bool:

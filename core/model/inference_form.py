@@ -1,18 +1,20 @@
-"""The form in which a network runs: fused layers, int8 weights, and what its experts are computed by."""
+"""The form in which a network runs: fused layers, quantization, rotary tables, and what experts are computed by."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specdec.sdk.errors import ConfigError, not_offered
+from specdec.sdk.errors import ConfigError, UnsupportedModelError, not_offered
 
 from ..kernels.backend import Backend, is_plain_linear
 
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
 """int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
+_STATIC = "default"  # what transformers calls tables that no pass changes
 
 
 def check_quantization(name: str | None, where: str) -> None:
@@ -21,6 +23,39 @@ def check_quantization(name: str | None, where: str) -> None:
         return
     stored = {"or": "a checkpoint that is stored quantised: it is loaded as it is"}
     raise not_offered(f"{where}.quantization has a value that is not offered", name, QUANTIZATIONS, **stored)
+
+
+def is_stored_quantised(config: Any) -> bool:
+    """Whether a checkpoint's configuration says that its weights are quantised."""
+    return config.to_dict().get("quantization_config") is not None
+
+
+def check_stored_quantization(config: Any, asked: str | None) -> None:
+    """Refuse what would be quantised twice, and layers whose output for a token depends on the tokens beside it.
+
+    Raises ConfigError SD-E266, UnsupportedModelError SD-E267.
+    """
+    stored = config.to_dict().get("quantization_config")
+    if stored is None:
+        return
+    method = stored.get("quant_method")
+    if asked is not None:
+        facts = {"stored": method, "asked": asked, "fix": "leave `quantization` out: it is loaded as it is"}
+        raise ConfigError("SD-E266", "the checkpoint is quantised already", facts)
+    because = _why_batch_dependent(stored)
+    if because:
+        facts = {"quant_method": method, "because": because}
+        raise UnsupportedModelError("SD-E267", "this quantisation computes a token with those beside it", facts)
+
+
+def _why_batch_dependent(stored: Mapping[str, Any]) -> str | None:
+    if stored.get("load_in_8bit") and stored.get("llm_int8_threshold", 0.0) > 0.0:
+        return "8-bit layers choose what they leave in 16 bits by all tokens of a pass (llm_int8_threshold above 0)"
+    groups = stored.get("config_groups") or {}
+    activations = [group.get("input_activations") or {} for group in groups.values() if isinstance(group, Mapping)]
+    if any(each.get("dynamic") is True and each.get("strategy") == "tensor" for each in activations):
+        return "activations are scaled by the largest of all tokens of a pass (input_activations: dynamic, tensor)"
+    return None
 
 
 def experts_settings(moe_backend: str | None) -> dict[str, str]:
@@ -62,7 +97,7 @@ def _quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module |
     if name == "int8_weight_only" and backend.narrow(network, keep):
         return
     try:
-        from torchao.quantization import quantize_
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         facts = {"fix": "pip install torchao", "because": error}
         raise ConfigError("SD-E176", "quantization needs torchao, which is not installed", facts) from error
@@ -71,10 +106,30 @@ def _quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module |
         """Whether a layer is neither `keep` nor met before: a group's product has a place in each of its layers."""
         return is_plain_linear(module) and module is not keep and type(module.weight) is nn.Parameter
 
-    quantize_(network, _config(name), is_plain)
+    form = Int8WeightOnlyConfig if name == "int8_weight_only" else Int8DynamicActivationInt8WeightConfig
+    quantize_(network, form(), is_plain)
 
 
-def _config(name: str) -> Any:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+def freeze_tables(network: nn.Module, max_length: int) -> None:
+    """Keep the tables of "dynamic" and "longrope" layers, if no text of `max_length` tokens changes them.
 
-    return Int8WeightOnlyConfig() if name == "int8_weight_only" else Int8DynamicActivationInt8WeightConfig()
+    transformers chooses between tables by the largest position of a pass. On a device the host would wait for it in
+    every pass, and a pass could not be captured.
+    """
+    for module in network.modules():
+        kinds, config = vars(module).get("rope_type"), vars(module).get("config")
+        if isinstance(kinds, str):
+            module.rope_type = _kept(kinds, module, config.rope_parameters, max_length)  # type: ignore[union-attr,assignment]
+        elif isinstance(kinds, Mapping):
+            module.rope_type = {  # type: ignore[assignment]
+                layer: _kept(kind, module, config.rope_parameters[layer], max_length)  # type: ignore[union-attr]
+                for layer, kind in kinds.items()
+            }
+
+
+def _kept(kind: str, module: nn.Module, parameters: Mapping[str, Any], max_length: int) -> str:
+    if kind == "longrope" and max_length <= parameters["original_max_position_embeddings"]:
+        return _STATIC
+    if "dynamic" in kind and max_length <= vars(module)["max_seq_len_cached"]:
+        return _STATIC
+    return kind

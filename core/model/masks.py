@@ -5,8 +5,7 @@ Most layers hand their window on to attention; of others only the mask knows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,16 +57,6 @@ def _is_seen(limits: Limits, query: int, key: int) -> bool:
 
 
 AttentionMaskInterface.register(ASKING_NAME, limits_of_mask)
-
-
-@contextmanager
-def asking_for_masks(model: Any, otherwise: str) -> Iterator[None]:
-    """Passes of a model hand `Limits` to attention where masks would be; `otherwise`: its implementation after."""
-    model.set_attn_implementation(ASKING_NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(otherwise)
 
 
 def hand_on(limits: Limits, module: nn.Module) -> None:

@@ -125,10 +125,8 @@ class Mixer:
         """Outputs of some inputs; interrupted: after how many of them it goes on from its state."""
         device = next(self.module.parameters()).device
         given = torch.randn(1, NUM_CHECKED, self.layout.input_size, generator=torch.Generator().manual_seed(0))
-        states, parts = (
-            self.new_states(1, device),
-            torch.split(given.to(device, self.layout.dtype), interrupted or NUM_CHECKED, 1),
-        )
+        states = self.new_states(1, device)
+        parts = torch.split(given.to(device, self.layout.dtype), interrupted or NUM_CHECKED, 1)
         outputs = [self.advance(part, states, self.others, is_fresh=i == 0) for i, part in enumerate(parts)]
         return torch.cat(outputs, dim=1) if interrupted else outputs[0]
 

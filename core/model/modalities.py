@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
@@ -31,12 +32,10 @@ def _called(model: nn.Module, run: Callable[[], object]) -> set[nn.Module]:
     def note(module: nn.Module, args: object) -> None:
         called.add(module)
 
-    handles = [module.register_forward_pre_hook(note) for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(note))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return called
 
 

@@ -1,22 +1,48 @@
-"""Some of a target's own layers, run between its embedding and its head."""
+"""Some of a target's own layers, run between its embedding and its head, some of them with an adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from copy import copy
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk.errors import Refusal
+from specdec.sdk.errors import CheckpointError, Refusal, did_you_mean
 
 from ..kernels.attention_spec import AttentionContext
-from .adapted import AdaptedRows, adapted_layers
 from .attention import ShapeProbe, attention_arguments
 from .hidden_states import decoder_layers
 from .target import TargetModel
+
+_NUM_TOKENS = 2  # of the pass that shows what goes through layers
+
+
+@dataclass
+class _AdaptedRows:
+    """Which rows of the pass that runs are adapted."""
+
+    chosen: Tensor | None = None  # [M] bool; None: all
+
+
+class _Adapted(nn.Module):
+    """A layer and its term of an adapter. The layer itself stays as it is."""
+
+    def __init__(self, layer: nn.Module, term: nn.Module, rows: _AdaptedRows) -> None:
+        super().__init__()
+        self.layer, self.term, self._rows = layer, term, rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., M, in] -> [..., M, out]. Rows that are not adapted are the layer's own."""
+        output: Tensor = self.layer(input)
+        added: Tensor = self.term(input)
+        if self._rows.chosen is not None:
+            added = added * self._rows.chosen[:, None]
+        return output + added
 
 
 class PartialTarget:
@@ -29,12 +55,13 @@ class PartialTarget:
 
         Raises Refusal where the model does not do without the others; CheckpointError SD-E297.
         """
-        self._target, self._rows = target, AdaptedRows()
+        self._target, self._rows = target, _AdaptedRows()
         found = decoder_layers(target.model.get_decoder(), target.num_layers, target.model.config)
         path = next(name for name, module in target.model.named_modules() if module is found)
-        returns_tuple = isinstance(_output_of(target, found[0]), tuple)
+        _, output = _passed_through(target, {found[0]})[found[0]]
+        returns_tuple = isinstance(output, tuple)
         left_out = {f"{path}.{i}": _without(found[i], returns_tuple) for i in range(len(found)) if i not in layers}
-        changed = adapted_layers(target, adapter, self._rows) if adapter else {}
+        changed = _adapted_layers(target, adapter, self._rows) if adapter else {}
         self._model = with_modules(target.model, changed | left_out)
         self._require(set(layers))
 
@@ -95,11 +122,53 @@ def _without(layer: nn.Module, returns_tuple: bool) -> nn.Module:
     return skipped
 
 
-def _output_of(target: TargetModel, layer: nn.Module) -> Any:
-    found: list[Any] = []
-    handle = layer.register_forward_hook(lambda module, args, output: found.append(output))
+def _adapted_layers(target: TargetModel, adapter: Mapping[str, nn.Module], rows: _AdaptedRows) -> dict[str, nn.Module]:
+    """The layers that an adapter changes, by their names in the target, each with its term.
+
+    Raises CheckpointError SD-E297 for a name that is no layer which the target runs, and for a term of other sizes.
+    """
+    known = dict(target.model.named_modules())
+    for name in adapter:
+        if name not in known:
+            raise _misfit(name, "a layer of the target", "none", did_you_mean(name, known))
+    seen = _passed_through(target, {known[name] for name in adapter})
+    for name, term in adapter.items():
+        args, output = seen.get(known[name], ((), None))
+        if not args or not isinstance(output, Tensor):
+            raise _misfit(name, "a layer that the target runs by its name, on one tensor", type(known[name]).__name__)
+        _require_sizes(name, term, args[0], output)
+    return {name: _Adapted(known[name], term, rows) for name, term in adapter.items()}
+
+
+def _passed_through(target: TargetModel, layers: Collection[nn.Module]) -> dict[nn.Module, tuple[Any, Any]]:
+    """The arguments of each of these layers in one pass of the target, and what it returned."""
+    seen: dict[nn.Module, tuple[Any, Any]] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen[module] = args, output
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(keep))
+        target.dummy_pass(_NUM_TOKENS, 1)
+    return seen
+
+
+def _require_sizes(name: str, term: nn.Module, input: Tensor, output: Tensor) -> None:
+    expected = f"{input.shape[-1]} inputs, {output.shape[-1]} outputs"
+    if input.shape[:-1].numel() != _NUM_TOKENS:
+        raise _misfit(name, "a layer that runs every row of a pass", "one that runs some of them")
     try:
-        target.dummy_pass(2, 1)
-    finally:
-        handle.remove()
-    return found[0]
+        with torch.inference_mode():
+            found = term(torch.zeros_like(input))
+    except RuntimeError as error:  # of matrices that do not fit each other
+        raise _misfit(name, expected, str(error).splitlines()[0]) from error
+    if found.shape != output.shape:
+        raise _misfit(name, expected, f"{found.shape[-1]} outputs")
+
+
+def _misfit(name: str, expected: str, found: str, suggestion: str | None = None) -> CheckpointError:
+    facts = {"layer": name, "expected": expected, "found": found}
+    facts |= {"did you mean": suggestion} if suggestion else {}
+    facts["fix"] = "an adapter that was trained for this target"
+    return CheckpointError("SD-E297", "the adapter does not fit the target", facts)

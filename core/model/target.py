@@ -15,21 +15,24 @@ from transformers import AutoConfig
 from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError
 
 from ..cache.kv_cache import LayerShape
+from ..cache.state_store import StatePass
 from ..kernels.attention_spec import AttentionContext
 from .attention import (
     ATTENTION_NAME,
     CONTEXT,
+    MASKS,
+    MODULES,
     ShapeProbe,
+    attending_by,
     attention_arguments,
     carry_arguments,
-    collecting_arguments,
+    unserved_attention,
 )
-from .find_mixers import made_ragged, watched_mixers
-from .forward_input import ForwardInput
+from .find_mixers import checked_mixers, watched_mixers
 from .hidden_states import HiddenState, HiddenStates
 from .inference_form import experts_settings
 from .loading import loading
-from .masks import Limits, asking_for_masks, hand_on
+from .masks import ASKING_NAME, Limits, hand_on
 from .mixers import Mixer, Mixers
 from .modalities import leave_out_unused
 from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, refuse_class, text_config
@@ -39,6 +42,17 @@ _NO_KV = LayerShape(0, 0, 0)
 _Probed = tuple[ShapeProbe, list[Mixer], Tensor]
 """What attention was asked for, the layers that keep a state, and logits."""
 _REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
+
+
+@dataclass(frozen=True)
+class ForwardInput:
+    """A ragged batch as tensors: N tokens of one or more requests, R rows whose logits are needed."""
+
+    token_ids: Tensor  # [N] int64
+    positions: Tensor  # [N] int64
+    logits_rows: Tensor  # [R] int64, indices into the N tokens
+    cache: AttentionContext  # where attention finds earlier keys and values and puts the new ones
+    states: StatePass | None = None  # of layers that keep a state; None: the target has none
 
 
 @dataclass(frozen=True)
@@ -130,11 +144,14 @@ class TargetModel:
             raise no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
         num_layers = self.config.num_hidden_layers
         self._check_layers(probe.layers, [mixer.layer for mixer in mixers])
-        self.mixers = made_ragged(self.config.model_type, mixers)
+        self.mixers = checked_mixers(self.config.model_type, mixers)
+        if self.mixers is not None:
+            self.mixers.install()
         self._take_limits(probe)
         if probe.layers and probe.dtypes != {self.dtype}:
             computed = ", ".join(sorted(map(str, probe.dtypes)))
-            raise self._unserved(f"it computes in {computed} where the model is in {self.dtype}")
+            reason = f"it computes in {computed} where the model is in {self.dtype}"
+            raise unserved_attention(reason, model_type=self.config.model_type)
         return [probe.layers.get(layer, _NO_KV) for layer in range(num_layers)]
 
     def _check_layers(self, attending: Collection[int], stateful: Collection[int]) -> None:
@@ -159,7 +176,7 @@ class TargetModel:
         Models that cannot do with `Limits` in the place of a mask are not asked for these.
         """
         try:
-            with asking_for_masks(self.model, ATTENTION_NAME):
+            with attending_by(ASKING_NAME, self.model):
                 return self._probing_pass()
         except (UnsupportedModelError, Refusal):
             raise
@@ -171,7 +188,7 @@ class TargetModel:
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device)[None]
         rows = torch.ones(1, dtype=torch.int64, device=self.device)
-        arguments = collecting_arguments(probe, self.attention_modules)
+        arguments = {CONTEXT: probe, MODULES: self.attention_modules, MASKS: probe.masks}
         with torch.inference_mode(), watched_mixers(self.model, self.config) as mixers:
             logits = self.run(tokens, positions, rows, **arguments)
         return probe, mixers, logits
@@ -186,12 +203,9 @@ class TargetModel:
         unsaid = [layer for layer, each in limits.items() if each == Limits() and slides(config, layer)]
         if unsaid:
             layers = ", ".join(map(str, sorted(unsaid)))
-            raise self._unserved(f"layers {layers} are configured to slide, and call it without a window")
+            reason = f"layers {layers} are configured to slide, and call it without a window"
+            raise unserved_attention(reason, model_type=self.config.model_type)
         self.windows = [each.window or each.chunk for each in limits.values()]
-
-    def _unserved(self, reason: str) -> UnsupportedModelError:
-        facts = {"model_type": self.config.model_type, "reason": reason}
-        return UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
 
     def dummy_pass(self, num_tokens: int, num_rows: int, context: AttentionContext | None = None) -> None:
         """A pass of this many tokens, with logits for the last `num_rows`: for what it takes. None: without a cache."""
@@ -200,18 +214,10 @@ class TargetModel:
         rows = torch.arange(num_tokens - num_rows, num_tokens, device=self.device)
         self._forward(tokens, positions, context or ShapeProbe(), rows).float().softmax(dim=-1)
 
-    def _forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        context: AttentionContext,
-        logits_rows: Tensor,
-    ) -> Tensor:
+    def _forward(self, tokens: Tensor, positions: Tensor, context: AttentionContext, logits_rows: Tensor) -> Tensor:
+        rows = logits_rows if len(logits_rows) else logits_rows.new_zeros(1)  # none is one more case for a compiler
         with torch.inference_mode():
-            if len(logits_rows):
-                return self.run(tokens, positions, logits_rows, **attention_arguments(context))
-            one = logits_rows.new_zeros(1)  # none would be one more case for a compiler
-            return self.run(tokens, positions, one, **attention_arguments(context))[:0]
+            return self.run(tokens, positions, rows, **attention_arguments(context))[: len(logits_rows)]
 
     def run_model(
         self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, *, model: Any = None, **attention: Any

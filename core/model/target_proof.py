@@ -8,7 +8,7 @@ does not add up. How far rounding may reach is measured: a second eager pass rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,10 +22,9 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..cache.transfer import upload
 from ..request.request import Request, Scheduled
-from .attention import ATTENTION_NAME
-from .forward_input import ForwardInput
+from .attention import attending_by
 from .loading import loading
-from .target import TargetModel
+from .target import ForwardInput, TargetModel
 
 MOST_PARAMETERS = 2 * 10**9
 """Of a model that is always proved."""
@@ -35,7 +34,6 @@ _BEYOND_WINDOW = 4
 _SLACK = 4  # times what rounding did to the disturbed pass
 _ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}  # share of a row that is always allowed
 _QUANTISED = 5e-2
-_EAGER = "eager"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class TargetProof:
         self._texts = _texts(target, longest)
         self._quantised = quantised
         summary = "this model does not run with eager attention, so that it cannot be proved"
-        with loading("SD-E192", summary, _FIX), _eager(target.model), torch.inference_mode():
+        with loading("SD-E192", summary, _FIX), attending_by("eager", target.model), torch.inference_mode():
             self._expected = self._eager_pass({})
             self._disturbed = self._eager_pass(self._rounded())
 
@@ -183,30 +181,15 @@ def _shares(lengths: Sequence[int], block_size: int) -> list[Scheduled]:
 
 
 @contextmanager
-def _eager(model: Any) -> Iterator[None]:
-    """transformers' own attention with its own masks, for a while."""
-    model.set_attn_implementation(_EAGER)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
-
-
-@contextmanager
 def _watched(modules: Mapping[int, nn.Module], given: Mapping[int, Tensor]) -> Iterator[_Seen]:
     """What the modules read and return; they are given the hidden states of their layer in `given` instead."""
     seen = _Seen()
-    handles = []
-    for layer, module in modules.items():
-        handles.append(
-            module.register_forward_pre_hook(partial(_give, seen, layer, given.get(layer)), with_kwargs=True)
-        )
-        handles.append(module.register_forward_hook(partial(_keep, seen, layer)))
-    try:
+    with ExitStack() as hooks:
+        for layer, module in modules.items():
+            give, keep = partial(_give, seen, layer, given.get(layer)), partial(_keep, seen, layer)
+            hooks.enter_context(module.register_forward_pre_hook(give, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(keep))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _give(

@@ -159,22 +159,21 @@ def _value_bytes(dtype: str) -> int:
 
 
 def _distribution_bytes_per_token(needs: Needs, target: TargetInfo) -> int:
+    bytes_each = DISTRIBUTION_BYTES + (TOKEN_ID_BYTES if needs.stored_form == "sparse" else 0)
+    return bytes_each * distribution_width(needs, target.vocab_size)
+
+
+def distribution_width(needs: Needs, vocab_size: int) -> int:
+    """How many numbers a draft's distribution has in the form that is kept: entries of a sparse one, else draft ids."""
     if needs.stored_form == "sparse":
-        return needs.sparse_top_m * (DISTRIBUTION_BYTES + TOKEN_ID_BYTES)
-    return DISTRIBUTION_BYTES * _distribution_width(needs, target)
-
-
-def _distribution_width(needs: Needs, target: TargetInfo) -> int:
-    return target.vocab_size if needs.draft_vocabulary is None else len(needs.draft_vocabulary)
+        return needs.sparse_top_m
+    return vocab_size if needs.draft_vocabulary is None else len(needs.draft_vocabulary)
 
 
 def _distribution_too_large(needs: Needs, target: TargetInfo, k: int, budget: int) -> Refusal:
     rows, per_token = target.max_num_seqs, _distribution_bytes_per_token(needs, target)
-    width = (
-        f"{needs.sparse_top_m} entries"
-        if needs.stored_form == "sparse"
-        else f"{_distribution_width(needs, target)} ids"
-    )
+    unit = "entries" if needs.stored_form == "sparse" else "ids"
+    width = f"{distribution_width(needs, target.vocab_size)} {unit}"
     needed = rows * k * per_token / MIB
     reason = (
         f"its {needs.stored_form} draft distributions take {rows} rows x {k} drafts x {width} = {needed:.1f} MiB, "

@@ -15,6 +15,7 @@ from specdec.sdk.extensions import Trees
 from specdec.sdk.needs import DistributionForm, Needs
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
+from .admission import distribution_width
 from .draft_table import CheckedDraft, DraftReport, measure, target_to_draft
 from .tree_check import by_node, tree_error
 from .view_guard import is_due
@@ -177,19 +178,18 @@ class DraftChecker:
         every = list(chain.from_iterable(token_ids))
         if not every or 0 <= min(every) <= max(every) < self._vocab_size:
             return
-        for b, ids in enumerate(token_ids):
-            if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
-                position, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < self._vocab_size)
-                raise self._error(
-                    "SD-E203",
-                    "a draft token id lies outside the target's vocabulary",
-                    {
-                        "request": f"{request_ids[b]!r}, row {b} of the step, draft position {position}",
-                        "expected": f"0 .. {self._vocab_size - 1}",
-                        "found": bad,
-                        "fix": "put padding behind lengths[b]; map ids of a smaller draft vocabulary to the target's",
-                    },
-                )
+        places = [(b, position, token) for b, ids in enumerate(token_ids) for position, token in enumerate(ids)]
+        b, position, bad = next(each for each in places if not 0 <= each[2] < self._vocab_size)
+        raise self._error(
+            "SD-E203",
+            "a draft token id lies outside the target's vocabulary",
+            {
+                "request": f"{request_ids[b]!r}, row {b} of the step, draft position {position}",
+                "expected": f"0 .. {self._vocab_size - 1}",
+                "found": bad,
+                "fix": "put padding behind lengths[b]; map ids of a smaller draft vocabulary to the target's",
+            },
+        )
 
     def _checked_kinds(self, distribution: DraftDistribution | None, step: StepView) -> tuple[frozenset[int], bool]:
         """The kinds that its rows may have, besides one-hot, and whether sums are to be checked.
@@ -205,13 +205,11 @@ class DraftChecker:
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
         self._num_distributions += 1
         due = self._sees_kinds or self._was_wrong or is_due(self._num_distributions)  # a look at a device waits for it
-        kinds = self._kinds_of(distribution) if due or self._sees_kinds else frozenset()
+        kinds = self._kinds_of(distribution) if due else frozenset()
         if not self._sees_kinds:
             kinds |= self._possible_kinds(distribution)
-        vocabulary = self._needs.draft_vocabulary
-        dense = self._vocab_size if vocabulary is None else len(vocabulary)
+        form = (*shape, distribution_width(self._needs, self._vocab_size))
         for kind in kinds:
-            form = (*shape, self._needs.sparse_top_m if kind == DistributionKind.SPARSE else dense)
             for name in _TENSORS[kind]:
                 dtypes = {torch.int64} if name == "sparse_ids" else set(SUM_TOLERANCE)
                 self._check_form(f"distribution.{name}", vars(distribution)[name], form, dtypes)
@@ -281,14 +279,10 @@ class DraftChecker:
         """Read one report per request. A device is waited for once."""
         if kinds or not self._on_host:
             numbers = measure(draft, kinds, self._t2d, self._vocab_size).tolist()
-            reports = [DraftReport.parse(each, draft.token_ids.shape[1]) for each in numbers]
-        else:
-            pairs = zip(draft.lengths.tolist(), draft.token_ids.tolist(), strict=True)  # a tenth of the time
-            reports = [DraftReport(length, length, DistributionKind.ONE_HOT, ids) for length, ids in pairs]
-            if draft.parents is not None:
-                trees = zip(reports, draft.parents.tolist(), strict=True)
-                reports = [each._replace(parents=parents) for each, parents in trees]
-        return reports
+            return [DraftReport.parse(each, draft.token_ids.shape[1]) for each in numbers]
+        parents = [None] * len(draft.lengths) if draft.parents is None else draft.parents.tolist()
+        rows = zip(draft.lengths.tolist(), draft.token_ids.tolist(), parents, strict=True)  # a tenth of the time
+        return [DraftReport(length, length, DistributionKind.ONE_HOT, ids, tree) for length, ids, tree in rows]
 
     def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
         return ProposerError(code, summary, facts, plugin=self._plugin)

@@ -35,17 +35,10 @@ def load_causal_lm(
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
-    _put_in(model, tensors)
+    require_fit(tensors, model.state_dict())
+    model.load_state_dict(tensors, strict=False)
     prepare(model, settings.quantization, backend, keep=model.get_output_embeddings(), drop=True)
     return model.requires_grad_(False)
-
-
-def _put_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ConfigError SD-E228, and changes nothing, if a tensor does not fit."""
-    places = model.state_dict() if tensors else {}
-    require_fit(tensors, places)
-    for name, tensor in tensors.items():
-        places[name].copy_(tensor)
 
 
 def build_decoder(config: Mapping[str, Any], settings: NetworkSettings, device: torch.device) -> Any:

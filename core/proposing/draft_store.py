@@ -58,15 +58,12 @@ class DistributionBuffers:
 
     def examples(self, count: int) -> list[DraftDistributions]:
         """Parts of the buffers for so many requests: one example for each kind that may be taken."""
-        dense, ids, probs = (
-            None if each is None else each[:count] for each in (self.dense, self.sparse_ids, self.sparse_probs)
-        )
+        if self.device is None:
+            return []
         kind = torch.zeros(count, dtype=torch.uint8, device=self.device)
-        found = [] if ids is None else [DraftDistributions(kind, sparse_ids=ids, sparse_probs=probs, t2d=self.t2d)]
-        if dense is not None:
-            found = [DraftDistributions(kind, draft_logits=dense, t2d=self.t2d)]
-            found.append(DraftDistributions(kind, draft_probs=dense, t2d=self.t2d))
-        return found
+        dense = DistributionKind.DENSE_LOGITS, DistributionKind.DENSE_PROBS
+        kinds = (DistributionKind.SPARSE,) if self.dense is None else dense
+        return [self.gather(slice(count), kind, {each}) for each in kinds]
 
     def put(self, rows: Tensor, distribution: DraftDistribution, kinds: Set[int]) -> None:
         """Keep distributions in the order of rows [B]. kinds: those that occur; other tensors are not looked at."""
@@ -85,8 +82,13 @@ class DistributionBuffers:
             if buffer is not None and source is not None:
                 buffer[rows, : source.shape[1]] = source.to(buffer.device, buffer.dtype)
 
-    def gather(self, rows: Tensor, kind: Tensor, kinds: Set[int], width: int) -> DraftDistributions:
-        """Gather rows [B], each of its kind [B]: tensors [B, width, ...] of the kinds that may occur."""
+    def gather(
+        self, rows: Tensor | slice, kind: Tensor, kinds: Set[int], width: int | None = None
+    ) -> DraftDistributions:
+        """Gather rows [B], each of its kind [B]: tensors [B, width, ...] of the kinds that may occur.
+
+        width: of the batch's drafts. None means all places.
+        """
 
         def taken(buffer: Tensor | None, *wanted: DistributionKind) -> Tensor | None:
             return None if buffer is None or kinds.isdisjoint(wanted) else buffer[rows, :width]

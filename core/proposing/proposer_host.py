@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.sdk.errors import ProposerError, SpecdecError
+from specdec.sdk.errors import ConfigError, PluginId, ProposerError, SpecdecError
 from specdec.sdk.hooks import StepStats
 from specdec.sdk.saved_state import find_state, has_state, require_state, save_state
 from specdec.sdk.services import Services
@@ -20,16 +23,18 @@ from specdec.sdk.types import RequestView, StepView, TargetInfo
 
 from ..registry.load import LoadedProposer, construct
 from ..request.metrics import EngineMetrics
-from .between_steps import as_tensors, own_metrics, require_updatable
 from .contained_calls import ContainedCalls, OnProposerError
 from .draft_check import DraftChecker
 from .draft_table import CheckedDraft, DraftReport
-from .early_passes import EarlyPasses
 from .pace import Pace
+from .target_access import EarlyPasses
 from .view_guard import Snapshot, is_due
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+"""Of a figure that a proposer publishes."""
 
 
 class ProposerHost(ContainedCalls):
@@ -159,7 +164,7 @@ class ProposerHost(ContainedCalls):
         changes = shared.changes()
         if changes:
             facts = {
-                "changed": "\n".join(map(str, changes[:3])) + (f"\nand {len(changes) - 3} more" if changes[3:] else ""),
+                "changed": "\n".join(changes[:3]) + (f"\nand {len(changes) - 3} more" if changes[3:] else ""),
                 "why": "the parts of a combinator, and other engines' own code, read the same memory",
                 "fix": "clone what you change; a method whose name ends in an underscore works in place",
             }
@@ -200,7 +205,12 @@ class ProposerHost(ContainedCalls):
 
     def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Have it take new weights. Raises ConfigError SD-E227, SD-E228; ProposerError whatever the policy."""
-        require_updatable(self.plugin, self._methods)
+        if "update_weights" not in self._methods:
+            facts = {
+                "missing": "update_weights",
+                "fix": "a proposer with a network, or ask for NewWeights() and implement update_weights(tensors)",
+            }
+            raise ConfigError("SD-E227", "this proposer takes no new weights", facts, plugin=self.plugin)
         self.must("update_weights", as_tensors(tensors))
 
     def ask_metrics(self) -> None:
@@ -228,8 +238,50 @@ class ProposerHost(ContainedCalls):
         """Call an optional method if it is there. Returns whether the proposer is still in step."""
         if not self.enabled or method not in self._methods:
             return True
-        return self._contained(method, partial(self._notified, method, *args), request_ids, failed=False)
+        failed = object()
+        call = partial(self._methods[method], *args)
+        return self._contained(method, call, request_ids, failed=failed) is not failed
 
-    def _notified(self, method: str, *args: object) -> bool:
-        self._methods[method](*args)
-        return True
+
+def as_tensors(tensors: object) -> Mapping[str, Tensor]:
+    """Weights as they are. Raises ConfigError SD-E228 for what is no mapping of names to tensors."""
+    if isinstance(tensors, Mapping):
+        wrong = [f"{name!r}: {type(each).__name__}" for name, each in tensors.items() if not _is_weight(name, each)]
+    else:
+        wrong = [type(tensors).__name__]
+    if wrong:
+        facts = {"expected": "a mapping of names to tensors", "found": ", ".join(wrong[:6])}
+        raise ConfigError("SD-E228", "these are no weights; nothing was changed", facts)
+    return tensors  # type: ignore[return-value]
+
+
+def _is_weight(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor)
+
+
+def own_metrics(publish: Callable[[], object], plugin: PluginId) -> dict[str, float]:
+    """Read what a plugin publishes. Names begin with `proposer_`. Raises ProposerError SD-E230 for no metric."""
+    published = publish()
+    if not isinstance(published, Mapping):
+        raise _unusable(f"a {type(published).__name__}", plugin)
+    for name, value in published.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise _unusable(f"the name {name!r:.80}", plugin)
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise _unusable(f"{name}: {value!r:.80}", plugin)
+    prefix = prefix_of(plugin)
+    return {prefix + name: float(value) for name, value in published.items()}
+
+
+def prefix_of(plugin: PluginId) -> str:
+    """The prefix of a proposer's figures: its name, or for a class path the class's."""
+    return f"proposer_{re.sub(r'[^a-z0-9]+', '_', re.split(r'[.:]', plugin.name)[-1].lower()).strip('_')}_"
+
+
+def _unusable(found: str, plugin: PluginId) -> ProposerError:
+    facts = {
+        "expected": "a mapping of names (lower-case letters, digits and underscores) to finite numbers",
+        "found": found,
+        "effect": "metrics are shown without this proposer's own",
+    }
+    return ProposerError("SD-E230", "the proposer published metrics that cannot be shown", facts, plugin=plugin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,10 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache, LayerShape
 from ..kernels.backend import Backend
 from ..model.attention import attention_arguments
-from ..model.rotary import freeze_tables
+from ..model.inference_form import freeze_tables
 from ..request.grammar import RequestGrammar
 from . import draft_networks
-from .early_passes import EarlyPasses
-from .target_access import CachedKV, CachedLayers, OwnLayers, TargetCache, not_asked_for, require
+from .target_access import CachedKV, CachedLayers, EarlyPasses, OwnLayers, TargetCache, not_asked_for, require
 
 
 class LayerSource(Protocol):
@@ -51,8 +50,8 @@ class LayerSource(Protocol):
 
 
 KVStorage = Sequence[tuple[Tensor, Tensor]]
-Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
-Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+Form = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes another form of a function of tensors."""
 
 
 class BlockDraftKV:
@@ -68,7 +67,7 @@ class BlockDraftKV:
         self._spec, self._device = spec, device
         self._dtype = dtype if spec.dtype is None else getattr(torch, spec.dtype)
 
-    def lay_out(self, num_blocks: int, addressing: Addressing, storage: KVStorage | None = None) -> Self:
+    def lay_out(self, num_blocks: int, addressing: Addressing, storage: KVStorage | None = None) -> None:
         """Allocate it. `num_blocks`: those of the pool; what the addressing needs beyond them is added.
 
         storage: keys and values of each layer, where another engine allocated them. None: they are allocated here.
@@ -79,7 +78,6 @@ class BlockDraftKV:
         layers = [layer] * spec.num_layers
         self._cache = KVCache(layers, num_blocks, addressing.block_size, self._dtype, self._device, storage=storage)
         self._addressing = addressing
-        return self
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [N, heads, head_dim] of the tokens at (rows [N], positions [N])."""
@@ -108,8 +106,8 @@ class BlockDraftKV:
 class Provided:
     """What an engine provides beside its target. None: it has nothing of the kind."""
 
-    capture: Capture | None = None  # makes a captured form of a function of tensors
-    compiling: Compile | None = None  # makes a compiled form of a function of tensors
+    capture: Form | None = None  # a captured one
+    compiling: Form | None = None  # a compiled one
     own_layers: OwnLayers | None = None  # runs some of the target's layers
     grammar_of: Callable[[str], RequestGrammar | None] | None = None  # by a request's id; its None: output is free
 
@@ -164,7 +162,7 @@ class EngineServices:
     @property
     def logit_scale(self) -> float:
         """The configuration's factor on the head's output; 1 where it has none."""
-        return logit_scale(self.target)
+        return stated_logit_scale(self.target.config) or 1.0
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The target's input embeddings: [..., H] for [...] int64."""
@@ -220,10 +218,7 @@ class EngineServices:
 
     def target_kv(self) -> TargetKVReader:
         """The target's cache, of the layers that `TargetKV` asked for."""
-        asked = self._needs.extension(TargetKV)
-        if asked is None:
-            raise not_asked_for(TargetKV, "Services.target_kv")
-        return CachedKV(self._cache, asked.layers)
+        return CachedKV(self._cache, require(self._needs, TargetKV, "Services.target_kv").layers)
 
     def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> LayerRunner:
         """Layers of the target, of those that `TargetLayers` asked for."""
@@ -254,8 +249,3 @@ class EngineServices:
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         require(self._needs, Graphs, "Services.compile")
         return function if self._provided.compiling is None else self._provided.compiling(function)
-
-
-def logit_scale(target: TargetInfo) -> float:
-    """The configuration's factor on the head's output; 1 where it has none."""
-    return stated_logit_scale(target.config) or 1.0

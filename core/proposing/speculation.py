@@ -22,7 +22,7 @@ from ..registry import HookPlugins, LoadedProposer, Observers, PluginSettings, R
 from ..registry.functions import call_offered
 from ..rejection.sampler import LOSSLESS, VerificationRule
 from ..request.metrics import EngineMetrics
-from .admission import Admission, Withheld, admit, target_layers_used
+from .admission import Admission, Withheld, admit, distribution_width, target_layers_used
 from .draft_store import DistributionBuffers
 from .draft_table import DraftTable, target_to_draft
 from .proposer_host import ProposerHost
@@ -107,14 +107,10 @@ class Speculation:
         needs, info = self.loaded.needs, self.info
         if not self.admission.keeps_distribution:
             return DistributionBuffers.none()
-        width = needs.sparse_top_m if needs.stored_form == "sparse" else info.vocab_size
-        t2d = None
-        if needs.draft_vocabulary is not None:
-            width = len(needs.draft_vocabulary)
-            t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
-        return DistributionBuffers.allocate(
-            needs.stored_form, (info.max_num_seqs, self.loaded.config.width, width), t2d, device
-        )
+        shape = info.max_num_seqs, self.loaded.config.width, distribution_width(needs, info.vocab_size)
+        vocabulary = needs.draft_vocabulary
+        t2d = None if vocabulary is None else target_to_draft(vocabulary, info.vocab_size, device)
+        return DistributionBuffers.allocate(needs.stored_form, shape, t2d, device)
 
     def draft_table(self, device: torch.device) -> DraftTable | None:
         """Where drafts stay on the device until they are verified; None for a proposer on the host."""

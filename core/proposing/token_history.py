@@ -64,8 +64,9 @@ class HistoryTable:
         places: list[int] = []
         news: list[int] = []
         for each in committed:
-            first = each.row * width
-            start = self._written(each)
+            generation, written = self._marks[each.row]
+            self._marks[each.row] = each.generation, each.length
+            first, start = each.row * width, written if generation == each.generation else 0
             places += range(first + start, first + each.length)
             news += each.request.token_ids[start : each.length]
         return places, news
@@ -74,9 +75,3 @@ class HistoryTable:
         """Write what `news` gave, once it is on the device, and show the requests in these slots."""
         self._tokens.view(-1).index_copy_(0, places, news)
         return DeviceHistory(self._tokens, slots, lengths)
-
-    def _written(self, each: Committed) -> int:
-        """How many tokens stand in the request's row; all of them do from now on."""
-        generation, written = self._marks[each.row]
-        self._marks[each.row] = (each.generation, each.length)
-        return written if generation == each.generation else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,27 +12,16 @@ MOST_ENTRIES = 2**16
 """Of a tensor on the host that is copied; a larger one (a long history) is watched by its version counter."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """What became of one tensor of a view."""
-
-    field: str  # "step.newest_token", "step.kept.positions", ...
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.found}"
-
-
 class Snapshot:
     """A view's tensors as they are now. Those on a device are not copied: to compare them would wait for it."""
 
     def __init__(self, step: StepView) -> None:
         self._kept = [(field, tensor, _copy(tensor)) for field, tensor in tensors_of(step)]
 
-    def changes(self) -> list[Change]:
-        """The tensors that are different now."""
+    def changes(self) -> list[str]:
+        """The tensors that are different now, "step.kept.positions: ..."; what became of each."""
         found = ((field, _change(tensor, copy)) for field, tensor, copy in self._kept)
-        return [Change(field, change) for field, change in found if change]
+        return [f"{field}: {change}" for field, change in found if change]
 
 
 def tensors_of(step: StepView) -> Iterator[tuple[str, Tensor]]:

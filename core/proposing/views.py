@@ -94,9 +94,8 @@ class ViewBuilder:
         """The view of a step without requests."""
         none, needs, info = torch.zeros(0, dtype=torch.int64), self.needs, self._info
         hidden = torch.zeros(0, info.hidden_size, dtype=getattr(torch, info.dtype))
-        top = TopTokens.of(hidden.new_zeros(0, info.vocab_size), none, 0, self.num_top)
-        shown = top if self.num_top else None
-        return self.build([], [], Computed(none, none, [hidden] * len(needs.hidden_states), shown))[0]
+        top = TopTokens.of(hidden.new_zeros(0, info.vocab_size), none, 0, self.num_top) if self.num_top else None
+        return self.build([], [], Computed(none, none, [hidden] * len(needs.hidden_states), top))[0]
 
     def _host_view(
         self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed
@@ -140,13 +139,17 @@ class ViewBuilder:
         history: TokenHistory | None,
     ) -> StepView:
         columns: dict[str, Any] = {name: sent[name] for name in (*COLUMNS, "budget")}
+        sampling = None
+        if self.needs.sampling:
+            all_greedy = all(each.request.params.greedy for each in committed)
+            sampling = SamplingView(**{name: sent[name] for name in self.needs.sampling}, all_greedy=all_greedy)
         return StepView(
             requests=tuple([each.request.view for each in committed]),
             width=self.width,
             **columns,
             kept=kept,
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.width),
-            sampling=self._sampling(committed, sent) if self.needs.sampling else None,
+            sampling=sampling,
             history=history,
             accepted_nodes=sent["accepted_nodes"].view(len(committed), self.width) if self._draws_trees else None,
             rejected=rejected,
@@ -180,11 +183,6 @@ class ViewBuilder:
             facts = ("new_places", "new_tokens", "slots", "committed_length")
             history = self._table.shown(*(sent[name] for name in facts))
         return self._view(committed, sent, shown, rejected, history), sent["own_slots"]
-
-    def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
-        """The declared parameters."""
-        all_greedy = all(each.request.params.greedy for each in committed)
-        return SamplingView(**{name: sent[name] for name in self.needs.sampling}, all_greedy=all_greedy)
 
 
 def _if_not_all(places: list[int], batch: Computed) -> list[int]:

@@ -38,30 +38,16 @@ def verify(
     sampling: SamplingRows,
     uniforms: Uniforms | None,
 ) -> Verdict:
-    """Verify as `verify` in `sampler.py` says. Allocates what it needs."""
+    """Verify as `verify` in `sampler.py` says. Allocates what it needs.
+
+    Chunk after chunk of places, each for the requests that accepted every draft before it.
+    """
     if not len(logits):
         return no_rows(drafts)
     if sampling.all_greedy:
         return verify_greedy(logits, cu_rows, drafts)
-    layout = Layout.of(len(logits), cu_rows, drafts)
-    return _verify_sampled(logits, cu_rows, drafts, sampling, uniforms or draw_uniforms(drafts, sampling), layout)
-
-
-def no_rows(drafts: DraftRows) -> Verdict:
-    """The verdict of a batch without a row."""
-    num_requests, num_positions = drafts.token_ids.shape
-    return Verdict(
-        output_ids=drafts.token_ids.new_full((num_requests, num_positions + 1), PADDING_TOKEN_ID),
-        num_accepted=torch.zeros_like(drafts.lengths),
-        status=torch.zeros_like(drafts.lengths),
-    )
-
-
-def _verify_sampled(
-    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms, layout: Layout
-) -> Verdict:
-    """Chunk after chunk of places, each for the requests that accepted every draft before it."""
-    greedy = greedy_requests(sampling)
+    uniforms = uniforms or draw_uniforms(drafts, sampling)
+    layout, greedy = Layout.of(len(logits), cu_rows, drafts), greedy_requests(sampling)
     num_places = drafts.token_ids.shape[1] + 1
     step = places_at_once(logits, len(drafts.lengths), num_places)
     going = layout.last.squeeze(1) == 0
@@ -73,6 +59,16 @@ def _verify_sampled(
         if going.device.type == "cpu" and not going.any():
             break
     return parts[0] if step >= num_places else _joined(parts, num_places)
+
+
+def no_rows(drafts: DraftRows) -> Verdict:
+    """The verdict of a batch without a row."""
+    num_requests, num_positions = drafts.token_ids.shape
+    return Verdict(
+        output_ids=drafts.token_ids.new_full((num_requests, num_positions + 1), PADDING_TOKEN_ID),
+        num_accepted=torch.zeros_like(drafts.lengths),
+        status=torch.zeros_like(drafts.lengths),
+    )
 
 
 def _verify(

@@ -61,7 +61,7 @@ def verify_trees(
     endings = [_follow(*each) for each in zip(trees, tokens, bad, strict=True)]
     idle = layout.last.squeeze(1).tolist()
     if drafts.distributions is not None:
-        kinds = _kinds(drafts, sampling)
+        kinds = drafts.distributions.kind.masked_fill(sampling.temperature <= 0, 0).tolist()  # greedy ones read none
         for kind, table in distribution_tables(drafts.distributions, layout.has_draft).items():
             applies = [b for b in range(len(trees)) if kinds[b] == kind and not idle[b] and trees[b].token_ids]
             walked = DrawnTrees(distribution, layout.rows, table, uniforms, drafts, together=together).run(
@@ -98,13 +98,6 @@ def _depths(drafts: DraftRows, trees: Sequence[Tree]) -> Tensor:
     width = drafts.token_ids.shape[1] + 1
     padded = [[*tree.depths, *[0] * (width - len(tree.depths))] for tree in trees]
     return torch.tensor(padded, dtype=torch.int64, device=drafts.lengths.device).view(len(trees), width)
-
-
-def _kinds(drafts: DraftRows, sampling: SamplingRows) -> list[int]:
-    """The kind of each request's distribution, 0 for greedy requests: they read none."""
-    assert drafts.distributions is not None
-    kinds: list[int] = drafts.distributions.kind.masked_fill(sampling.temperature <= 0, 0).tolist()
-    return kinds
 
 
 def _follow(tree: Tree, tokens: Sequence[int], bad: Sequence[bool]) -> Ending:

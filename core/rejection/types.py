@@ -30,9 +30,7 @@ class DraftDistributions:
 
     kind: Tensor  # [B] uint8, DistributionKind
     draft_probs: Tensor | None = None  # [B, K, Vq]
-    draft_logits: Tensor | None = (
-        None  # [B, K, Vq]; distribution = softmax(logits), temperature and filters already applied
-    )
+    draft_logits: Tensor | None = None  # [B, K, Vq]; softmax gives the distribution: temperature and filters are in it
     sparse_ids: Tensor | None = None  # [B, K, M] int64 target ids, -1 padded
     sparse_probs: Tensor | None = None  # [B, K, M]
     t2d: Tensor | None = None  # [V] int64, target id -> draft id or -1; None: draft id d is target id d

@@ -13,7 +13,7 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..cache.transfer import upload
 from ..kernels.attention_spec import TreeAttention, TreeRows
-from ..model.forward_input import ForwardInput
+from ..model.target import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
 from ..rejection.types import DraftRows, SamplingRows
 from ..request.request import Request, Scheduled

@@ -62,7 +62,7 @@ def test_slots_outside_a_span_are_never_read():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lazy_storage_is_zero_and_keeps_what_is_written(dtype):
-    storage = lazy_zeros((1000, 3, 5), dtype)
+    storage = lazy_zeros((1000, 3, 5), dtype, torch.device("cpu"))
     assert storage.shape == (1000, 3, 5)
     assert storage.dtype == dtype
     assert not storage.any()

@@ -13,7 +13,7 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from specdec.core.model import few_tokens
-from specdec.core.model.find_mixers import made_ragged, watched_mixers
+from specdec.core.model.find_mixers import checked_mixers, watched_mixers
 from specdec.core.model.mixers import Mixer, Mixers
 from specdec.core.model.model_support import refuse_unsupported
 from specdec.sdk.errors import UnsupportedModelError
@@ -115,12 +115,12 @@ def mixer_of(module):
 
 def test_a_module_that_does_not_go_on_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"SD-E260 (.|\n)*Forgetful(.|\n)*does not go on"):
-        made_ragged("any", [mixer_of(Forgetful())])
+        checked_mixers("any", [mixer_of(Forgetful())])
 
 
 def test_a_module_that_goes_on_for_one_token_is_run_token_by_token():
     mixer = mixer_of(Remembering())
-    made_ragged("any", [mixer])
+    checked_mixers("any", [mixer])
     assert mixer.by_token
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
 from specdec.core.model.model_support import locate_model
-from specdec.core.proposing.between_steps import as_tensors
+from specdec.core.proposing.proposer_host import as_tensors
 from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.plugins.ngram import NgramProposer
 from specdec.sdk import ConfigError, hookimpl

@@ -10,7 +10,7 @@ from figures import CHECKED_STEPS
 from serving import K, prompt
 
 from specdec import LLM, SamplingParams
-from specdec.core.proposing.early_passes import EarlyPasses
+from specdec.core.proposing.target_access import EarlyPasses
 from specdec.sdk import ProposerError
 from specdec.sdk.extensions import TargetLayers
 from specdec.sdk.model_proposer import CachedTargetProposer

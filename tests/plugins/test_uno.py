@@ -175,6 +175,9 @@ REFUSED = {
     "other outputs": (
         lambda a: a.changed({f"{Q}.lora_B.weight": torch.zeros(99, 4)}), "SD-E297.*256 outputs.*99 outputs",
     ),
+    "a layer of named tensors": (
+        lambda a: elsewhere(a, "self_attn.q_proj", "self_attn"), "SD-E297.*0.self_attn.*on one tensor.*Attention",
+    ),
     "rows of the head": (on_the_head, "SD-E297.*lm_head.*some of them"),
 }  # fmt: skip
 

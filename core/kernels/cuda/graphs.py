@@ -22,8 +22,7 @@ from specdec.sdk.errors import ConfigError, message
 from ...cache.addressing import Addressing
 from ...cache.kv_cache import KVCache
 from ...cache.state_store import EvenPass, StatePass
-from ...model.forward_input import ForwardInput
-from ...model.target import Target, TargetOutput
+from ...model.target import ForwardInput, Target, TargetOutput
 from .block_table import BlockTable
 from .buckets import Bucket, batch_sizes, buckets, stateful_buckets
 from .capture import CudaCapturer, Work, copy_together

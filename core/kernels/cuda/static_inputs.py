@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...model.forward_input import ForwardInput
+from ...model.target import ForwardInput
 from ..attention_spec import TreeRows
 from .buckets import Bucket
 from .capture import copy_together

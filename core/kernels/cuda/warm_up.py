@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ...cache.kv_cache import KVCache
-from ...model.forward_input import ForwardInput
-from ...model.target import Target
+from ...model.target import ForwardInput, Target
 from ...rejection.types import DraftDistributions, DraftRows, SamplingRows
 from ..attention_spec import TreeRows
 from ..backend import backend_of
