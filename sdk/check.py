@@ -75,7 +75,8 @@ def check_callable(cls: type, name: str, arguments: tuple[str, ...], plugin: Plu
     if not callable(raw) and not isinstance(raw, classmethod):
         raise _wrong_signature(cls, expected, f"{name} is a {type(raw).__name__}, not a method", plugin)
     bound = _bound(raw, cls)
-    found = f"{_as_text(name, getattr(cls, name))}   {_place(raw)}"
+    decorator = "@staticmethod " if isinstance(raw, staticmethod) else ""  # whose first argument is no receiver
+    found = f"{decorator}{_as_text(name, getattr(cls, name))}   {_place(raw)}"
     if _is_deferred(bound):
         fix = "a plain method that returns its result; this is a coroutine or a generator"
         raise _wrong_signature(cls, expected, found, plugin, fix)

@@ -17,10 +17,11 @@ from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing, Rows
 from ..config.engine_config import EngineConfig
+from ..device_memory import spare_memory
 from ..kernels.backend import Backend, backend_of
 from ..model.target import TargetModel
 from ..model.text_equality import ON_A_GPU, TextEquality
-from .memory import left_by_a_step, quarter_of_free
+from .memory import left_by_a_step
 from .threads import Threads
 
 CpuKernels = Literal["auto", "native", "torch"]
@@ -118,7 +119,7 @@ def _of_cpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         backend,
         default_dtype=torch.float32,
         current=nullcontext,
-        kv_budget=quarter_of_free,
+        kv_budget=lambda *_: spare_memory(device),  # untouched pages cost a CPU nothing
         threads=Threads.choose,
         text_equality=partial(TextEquality.of_cpu, backend=backend),
     )

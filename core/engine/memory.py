@@ -11,7 +11,7 @@ from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
-from ..device_memory import CudaMemory, free_memory, spare_memory
+from ..device_memory import CudaMemory, free_memory
 from ..model.target import TargetModel
 
 
@@ -32,11 +32,6 @@ def bytes_per_row(config: EngineConfig, info: TargetInfo, needs: Needs | None) -
     """What each request that may run takes before it does: places in tables, and the history that a proposer reads."""
     blocks = -(-info.max_model_len // config.block_size)
     return 8 * (ROW_RECORDS + blocks + (info.max_model_len if needs and needs.history else 0))
-
-
-def quarter_of_free(config: EngineConfig, target: TargetModel, num_captured: int = 0) -> int:
-    """Untouched pages cost a CPU nothing."""
-    return spare_memory(target.device)
 
 
 def left_by_a_step(

@@ -142,8 +142,7 @@ def static_needs(cls: type, plugin: PluginId) -> Needs | None:
     if isinstance(raw, Needs):
         return raw
     if isinstance(raw, classmethod | staticmethod):
-        receiver = ("cls",) if isinstance(raw, classmethod) else ("self",)
-        check_callable(cls, "needs", (*receiver, "config", "target"), plugin)
+        check_callable(cls, "needs", ("cls", "config", "target"), plugin)
         return None
     facts = {
         "expected": "needs = Needs(...), or a classmethod needs(cls, config, target) -> Needs",
@@ -171,8 +170,7 @@ def _default_draft_tokens(cls: Any, config: ProposerConfig, target: TargetInfo, 
     """K for who left it out: what the class states, or says of the checkpoint, or else the most that it can draft."""
     stated = inspect.getattr_static(cls, "default_draft_tokens", None)
     if isinstance(stated, classmethod | staticmethod):
-        receiver = ("cls",) if isinstance(stated, classmethod) else ("self",)
-        check_callable(cls, "default_draft_tokens", (*receiver, "model"), plugin)
+        check_callable(cls, "default_draft_tokens", ("cls", "model"), plugin)
         stated = _asked(cls.default_draft_tokens, "the draft length of", plugin, config.model)
     if stated is None:
         stated = _needs(cls, config, target, plugin).max_draft_tokens

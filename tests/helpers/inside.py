@@ -60,11 +60,6 @@ def pool_of(llm: Any) -> Any:
     return _parts(llm).cache.scheduler.pool
 
 
-def budget_of(llm: Any) -> Any:
-    """What decides how many drafts are verified, None where all of them are."""
-    return _parts(llm).runner.budget
-
-
 def drafts_of(llm: Any) -> Any:
     """The drafts that wait for verification."""
     return _parts(llm).drafts

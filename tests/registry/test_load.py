@@ -246,6 +246,17 @@ def test_wrong_signature_shows_what_was_found_and_where(refused):
     assert line_of(TwoArguments.propose) in text
 
 
+class StaticNeeds(Fine):
+    @staticmethod
+    def needs(cls, config, target): ...
+
+
+def test_a_static_method_that_takes_its_class_is_told_from_what_was_expected(refused):
+    text = str(refused(StaticNeeds))
+    assert "expected  needs(cls, config, target)" in text
+    assert "found     @staticmethod needs(cls, config, target)" in text
+
+
 def passed_through(function):
     @functools.wraps(function)
     def inner(*args, **kwargs):

@@ -5,14 +5,10 @@ import importlib_metadata
 import pytest
 
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.registry import (
-    HookPlugins,
-    Offer,
-    PluginEntry,
-    PluginSettings,
-    Registry,
-)
+from specdec.core.registry import HookPlugins, PluginSettings, Registry
 from specdec.core.registry.class_path import unregistered
+from specdec.core.registry.discovery import PluginEntry
+from specdec.core.registry.hooks import Offer
 from specdec.sdk import ConfigError, hookimpl
 from specdec.sdk.errors import PluginId, PluginLoadError
 
