@@ -9,8 +9,6 @@ what stands below them, where `...` is anything.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import re
 import signal
 import sys
@@ -137,12 +135,6 @@ def pytest_configure() -> None:
     """A shell starts jobs in the background with SIGINT ignored. Tests send it, and their processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_finish() -> None:
-    """What was collected stays: no later collection of garbage has to walk through thirteen thousand tests."""
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # or libraries say at the end that they leak
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

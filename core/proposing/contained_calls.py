@@ -48,6 +48,7 @@ class ContainedCalls:
         self._policy = policy
         self._metrics = metrics
         self._on_error = on_error
+        self._num_errors = 0  # an adapter forgives them
         self._num_of_kind: Counter[tuple[str, str]] = Counter()  # by code, and type of the exception
         self._held: list[ProposerError] | None = None  # to be raised; None: errors are raised where they happen
 
@@ -110,9 +111,10 @@ class ContainedCalls:
                 raise error
             self._held.append(error)
             return
+        self._num_errors += 1
         kind = error.code, type(error.__cause__).__name__
         self._num_of_kind[kind] += 1
-        if self._policy == "disable" and self._num_of_kind.total() >= MAX_ERRORS:
+        if self._policy == "disable" and self._num_errors >= MAX_ERRORS:
             self.enabled = False
             logger.warning("%s\n  disabled after %d errors; decoding goes on without drafts", error, MAX_ERRORS)
         elif str(self._num_of_kind[kind]).strip("0") == "1":  # 1, 10, 100, ...

@@ -139,17 +139,13 @@ class ViewBuilder:
         history: TokenHistory | None,
     ) -> StepView:
         columns: dict[str, Any] = {name: sent[name] for name in (*COLUMNS, "budget")}
-        sampling = None
-        if self.needs.sampling:
-            all_greedy = all(each.request.params.greedy for each in committed)
-            sampling = SamplingView(**{name: sent[name] for name in self.needs.sampling}, all_greedy=all_greedy)
         return StepView(
             requests=tuple([each.request.view for each in committed]),
             width=self.width,
             **columns,
             kept=kept,
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.width),
-            sampling=sampling,
+            sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=history,
             accepted_nodes=sent["accepted_nodes"].view(len(committed), self.width) if self._draws_trees else None,
             rejected=rejected,
@@ -183,6 +179,11 @@ class ViewBuilder:
             facts = ("new_places", "new_tokens", "slots", "committed_length")
             history = self._table.shown(*(sent[name] for name in facts))
         return self._view(committed, sent, shown, rejected, history), sent["own_slots"]
+
+    def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
+        """The declared parameters. An adapter shows its engine's."""
+        all_greedy = all(each.request.params.greedy for each in committed)
+        return SamplingView(**{name: sent[name] for name in self.needs.sampling}, all_greedy=all_greedy)
 
 
 def _if_not_all(places: list[int], batch: Computed) -> list[int]:
