@@ -300,7 +300,7 @@ class _Reader:
 
 
 def _of_each_output(params: SamplingParams) -> list[SamplingParams]:
-    """Returns the parameters of n requests of one output each."""
+    """Give each of n outputs the parameters of a request of its own."""
     if params.n == 1:
         return [params]
     seeds = [None if params.seed is None else _wrapped(params.seed + index) for index in range(params.n)]

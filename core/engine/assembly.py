@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from ..rejection.sampler import VerificationRule, verify, warmed_up
 from ..request.metrics import EngineMetrics
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
+from .device import Working
 from .grammars import Grammars
 from .loaded_model import LoadedModel
 from .paged_cache import PagedCache
@@ -45,17 +45,12 @@ class Parts:
     metrics: EngineMetrics
     grammars: Grammars
     host: ProposerHost | None
+    working: Working  # what its calls happen in
 
     @property
     def kv_capacity(self) -> int:
         """Tokens of one request that the cache can hold."""
-        return self.cache.num_blocks * self.plan.config.block_size - self.plan.lookahead
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Have the device as the current one inside, and the engine's number of threads."""
-        with self.plan.profile.current(), self.model.threads.used():
-            yield
+        return self.cache.scheduler.pool.num_blocks * self.plan.config.block_size - self.plan.lookahead
 
 
 def parts_of(engine: Any) -> Parts:
@@ -97,7 +92,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         services, host = _bound(plan, plan.speculation, model, metrics, provided, read_late=read_late)
     cache = PagedCache.for_requests(plan, model.target)
     if services is not None and host is not None:
-        services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
+        services.lay_out_draft_kv(cache.scheduler.pool.num_blocks, cache.addressing)
         services.use_cache(cache.kv, cache.addressing)
         with model.threads.used():
             host.warm_up(services.passes)
@@ -117,7 +112,8 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         rule,
         on_verified=plan.hooks.observers.on_verified,
     )
-    return Parts(plan, model, cache, drafts, runner, metrics, grammars, host)
+    working = plan.profile.working(model.threads)
+    return Parts(plan, model, cache, drafts, runner, metrics, grammars, host, working)
 
 
 def _bound(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from .memory import left_by_a_step
 from .threads import Threads
 
 CpuKernels = Literal["auto", "native", "torch"]
+Working = Callable[[], AbstractContextManager[object]]
 
 logger = logging.getLogger("specdec")
 
@@ -39,7 +40,7 @@ class DeviceProfile:
     device: torch.device
     backend: Backend
     default_dtype: torch.dtype | None  # None: the checkpoint's own
-    current: Callable[[], AbstractContextManager[object]]  # inside, what asks for no device by name gets this one
+    current: Working  # inside, what asks for no device by name gets this one
     kv_budget: Callable[[EngineConfig, TargetModel, int], int]  # bytes for the KV cache where the user names none
     threads: Callable[[int | None, Any], Threads]  # of what was asked for, and a model
     text_equality: Callable[[torch.dtype], TextEquality]  # of a model whose every layer the backend computes
@@ -48,6 +49,10 @@ class DeviceProfile:
     def keeps_drafts(self) -> bool:
         """Whether drafts wait there for their verification: where nothing that a pass needs is read by the host."""
         return self.backend.addressing is not None
+
+    def working(self, threads: Threads) -> Working:
+        """What an engine's calls happen in: the device as the current one, and its number of threads if it has one."""
+        return partial(_with_threads, self.current, threads) if threads.chosen else self.current
 
     def addressing(self, rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
         """How passes find the blocks of these rows. lookahead: positions past the newest token that drafts write."""
@@ -140,6 +145,12 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         threads=lambda asked, model: Threads(asked, None),
         text_equality=lambda dtype: ON_A_GPU,
     )
+
+
+@contextmanager
+def _with_threads(current: Working, threads: Threads) -> Iterator[None]:
+    with current(), threads.used():
+        yield
 
 
 PROFILES: dict[str, Callable[[torch.device, CpuKernels], DeviceProfile]] = {"cpu": _of_cpu, "cuda": _of_gpu}

@@ -30,11 +30,6 @@ class PagedCache:
     addressing: Addressing
     kv: KVCache
 
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks in the pool."""
-        return self.scheduler.pool.num_blocks
-
     @classmethod
     def build(
         cls,

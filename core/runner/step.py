@@ -159,7 +159,7 @@ class Runner:
         committed: list[Committed],
         paths: Sequence[VerifiedTree] | None,
     ) -> None:
-        kept = read_likely(logprobs)
+        kept = read_likely(logprobs) if logprobs else {}
         nodes, num_bad = paths or repeat(None), 0
         with uninterrupted():  # tokens, texts and counters of a step belong together
             for share, drafts, (accepted, status, *ids), path in zip(
