@@ -14,6 +14,8 @@ from specdec.sdk.extensions import DraftKV, TargetKV, TargetLayers, TargetTokens
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
+from .draft_table import distribution_width
+
 if TYPE_CHECKING:
     from ..registry import LoadedProposer
 
@@ -161,13 +163,6 @@ def _value_bytes(dtype: str) -> int:
 def _distribution_bytes_per_token(needs: Needs, target: TargetInfo) -> int:
     bytes_each = DISTRIBUTION_BYTES + (TOKEN_ID_BYTES if needs.stored_form == "sparse" else 0)
     return bytes_each * distribution_width(needs, target.vocab_size)
-
-
-def distribution_width(needs: Needs, vocab_size: int) -> int:
-    """How many numbers a draft's distribution has in the form that is kept: entries of a sparse one, else draft ids."""
-    if needs.stored_form == "sparse":
-        return needs.sparse_top_m
-    return vocab_size if needs.draft_vocabulary is None else len(needs.draft_vocabulary)
 
 
 def _distribution_too_large(needs: Needs, target: TargetInfo, k: int, budget: int) -> Refusal:

@@ -15,8 +15,7 @@ from specdec.sdk.extensions import Trees
 from specdec.sdk.needs import DistributionForm, Needs
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
-from .admission import distribution_width
-from .draft_table import CheckedDraft, DraftReport, measure, target_to_draft
+from .draft_table import CheckedDraft, DraftReport, distribution_width, measure, target_to_draft
 from .tree_check import by_node, tree_error
 from .view_guard import is_due
 

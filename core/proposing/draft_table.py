@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution
 
 from ..rejection.types import NO_PROPOSAL
+
+if TYPE_CHECKING:
+    from specdec.sdk.needs import Needs
 
 _KIND, _NUM_FACTS = 2, 3
 
@@ -75,6 +78,13 @@ def measure(draft: Draft, kinds: Set[int], t2d: Tensor | None, vocab_size: int) 
         counted += kind * tagged
     facts = torch.stack([lengths, usable.cumprod(1).sum(1), counted], dim=1)
     return torch.cat([facts, token_ids, *([] if draft.parents is None else [draft.parents])], dim=1)
+
+
+def distribution_width(needs: Needs, vocab_size: int) -> int:
+    """How many numbers a draft's distribution has in the form that is kept: entries of a sparse one, else draft ids."""
+    if needs.stored_form == "sparse":
+        return needs.sparse_top_m
+    return vocab_size if needs.draft_vocabulary is None else len(needs.draft_vocabulary)
 
 
 def target_to_draft(vocabulary: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:

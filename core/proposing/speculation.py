@@ -22,9 +22,9 @@ from ..registry import HookPlugins, LoadedProposer, Observers, PluginSettings, R
 from ..registry.functions import call_offered
 from ..rejection.sampler import LOSSLESS, VerificationRule
 from ..request.metrics import EngineMetrics
-from .admission import Admission, Withheld, admit, distribution_width, target_layers_used
+from .admission import Admission, Withheld, admit, target_layers_used
 from .draft_store import DistributionBuffers
-from .draft_table import DraftTable, target_to_draft
+from .draft_table import DraftTable, distribution_width, target_to_draft
 from .proposer_host import ProposerHost
 from .views import ViewBuilder
 
