@@ -53,6 +53,7 @@ def test_engines_on_two_devices_step_in_turn(cuda):
     assert torch.cuda.current_device() == 0, "the caller's device stays the current one"
 
 
+@pytest.mark.full
 def test_a_device_without_a_number_is_the_current_one(cuda):
     with torch.cuda.device(1):
         llm = engine("ngram", "greedy", None)
@@ -110,6 +111,7 @@ def test_after_a_failed_capture_work_goes_on_upon_the_stream_from_before(cuda, c
     assert cuda.capture is None
 
 
+@pytest.mark.full
 def test_captures_are_of_their_thread(cuda, monkeypatch):
     modes = []
     begin = torch.cuda.CUDAGraph.capture_begin

@@ -12,7 +12,7 @@ from specdec.testing import check_proposer
 FOLDER = str(Path(__file__).parents[1] / "gpu")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_right_proposers_pass_the_check_of_streams(cuda, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     import stream_proposers

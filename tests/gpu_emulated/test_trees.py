@@ -20,6 +20,7 @@ PENALISED = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "logprobs": 2}
 UNRECORDED = [("suffix", "tree"), ("eagle3", "tree"), ("eagle3", "drawn"), ("medusa", "tree")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("case", "graphs"),
     [*((case, True) for case in TREE_CASES), *((case, False) for case in UNRECORDED)],

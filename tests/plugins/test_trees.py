@@ -65,7 +65,7 @@ def test_a_drawn_tree_takes_fewer_steps_than_a_drawn_chain_and_keeps_greedy_text
     assert texts == [alone[0], plain[GREEDY][1], alone[2]]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_module_of_the_target_drafts_trees(tmp_path):
     """MTP: chains and trees of its single module, one-hot and drawn."""
     module = fitted_module(TargetStates(), tiny_truth()[3:9])

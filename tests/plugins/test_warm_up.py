@@ -177,7 +177,7 @@ def test_without_compilation_nothing_is_warmed_up(small_path):
     assert proposer_of(llm).num_observed == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_drafter_that_refuses_made_up_steps_is_compiled_later(small_path, compiled, caplog):
     caplog.set_level("INFO", "specdec")
     llm = engine(small_path, own_draft(small_path, "Strict"), torch_compile=True)
