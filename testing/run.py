@@ -91,9 +91,10 @@ class Run:
         return self._explained(result)
 
     def _run(self, check: Check, subject: Subject) -> CheckResult:
-        if self.isolation is None:
-            return run_check(check, subject, self.timeout)
-        return _run_apart(check, subject, self.timeout)
+        if self.isolation is not None:
+            return _run_apart(check, subject, self.timeout)
+        _ = subject.target  # where it does not load, no proposer is to blame
+        return run_check(check, subject, self.timeout)
 
     def _explained(self, result: CheckResult) -> CheckResult:
         first = self._first.get(result.cause, "")
@@ -118,10 +119,8 @@ def results(
     checks = chosen_checks(level, only)
     refuse_unknown(list(expected))
     refuse_empty_reasons(expected)
-    run = run or Run(expected=expected)
     _ = subject.resolved
-    if run.isolation is None:  # of a target that does not load no proposer is to blame
-        _ = subject.target
+    run = run or Run(expected=expected)
     for check in checks:
         result = as_expected(run.check(check, subject), expected.get(check.name))
         if on_fail == "raise" and not result.ok:

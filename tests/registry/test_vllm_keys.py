@@ -90,7 +90,7 @@ def test_a_value_that_asks_for_what_is_so_already_is_accepted(load, key, value):
     ("key", "value"),
     [
         ("enforce_eager", True),
-        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", 1),
         ("tensor_parallel_size", True),
         ("parallel_drafting", True),
         ("draft_tensor_parallel_size", "1"),

@@ -21,7 +21,8 @@ from specdec.testing import ProposerConformance, check_proposer
 from specdec.testing.checks import ALL_CHECKS, checks_of
 from specdec.testing.pytest_plugin import json_object
 from specdec.testing.report import LEVELS
-from specdec.testing.run import as_expected
+from specdec.testing.run import Run, as_expected
+from specdec.testing.subject import Subject
 from specdec.testing.suite import as_parameters
 
 PYTEST_PLUGIN = "specdec.testing.pytest_plugin"
@@ -127,6 +128,8 @@ def test_unknown_proposer_is_an_error_and_no_result():
 def test_a_target_that_does_not_load_is_an_error_and_no_result():
     with pytest.raises(ConfigError, match="SD-E140"):
         check_proposer(good_proposers.Followers, target="no/such/target")
+    with pytest.raises(ConfigError, match="SD-E140"):  # the door of a class, and of pytest without a test file
+        Run().check(ALL_CHECKS[0], Subject(good_proposers.Followers, {}, "no/such/target"))
 
 
 def test_raising_raises_the_first_failure():
