@@ -133,7 +133,9 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
     given = drafts.distributions
     if given is None or not drafts.token_ids.shape[1]:
         return Distributions()
-    probs = logits = sparse = None
+    probs: DenseProbs | None = None
+    logits: DenseLogits | None = None
+    sparse: SparseDistribution | None = None
     if given.draft_probs is not None:
         probs = DenseProbs(given.draft_probs, given.draft_probs.shape[2])
     if given.draft_logits is not None:
