@@ -85,16 +85,19 @@ def row_distribution(
         num_rows, vocab_size, logits.new_empty(0, dtype=torch.promote_types(logits.dtype, torch.float32))
     )
     step = rows_in_cache(vocab_size, logits)
-    masses, flags = [], []
+    masses: list[Tensor] = []
+    bad: Tensor | None = None
     for first in range(0, max(1, num_rows), step):
         part = slice(first, min(first + step, num_rows))
         of_part = None if filters is None else filters.part(part)
         top = None if greedy is None else greedy[part]
-        mass, bad = _fill(weights[part], _take(logits, rows, part), scale[part], of_part, top)
+        mass, found = _fill(weights[part], _take(logits, rows, part), scale[part], of_part, top)
         masses.append(mass)
-        flags.append(bad)
+        if found is not None:
+            bad = torch.zeros(num_rows, dtype=torch.bool, device=scale.device) if bad is None else bad
+            bad[part] = found
     cdf = torch.cat(masses).cumsum(-1, dtype=torch.float64)
-    return RowDistribution(cdf, weights, vocab_size, _joined(flags, step, num_rows, scale.device))
+    return RowDistribution(cdf, weights, vocab_size, bad)
 
 
 def rows_in_cache(vocab_size: int, rows: Tensor) -> int:
@@ -111,17 +114,6 @@ def _take(logits: Tensor, rows: Tensor | None, part: slice) -> Tensor:
         return logits[:0]
     first, last = int(wanted[0]), int(wanted[-1])
     return logits[first : last + 1] if last - first == len(wanted) - 1 else logits[wanted]
-
-
-def _joined(flags: list[Tensor | None], step: int, num_rows: int, device: torch.device) -> Tensor | None:
-    """Join flags of parts of `step` rows into one flag per row [N]. None stands for all false."""
-    if all(flag is None for flag in flags):
-        return None
-    joined = torch.zeros(num_rows, dtype=torch.bool, device=device)
-    for i, flag in enumerate(flags):
-        if flag is not None:
-            joined[i * step : (i + 1) * step] = flag
-    return joined
 
 
 def _fill(

@@ -13,10 +13,10 @@ from aot import DTYPES, Build, flat, main
 from specdec.core.kernels.cuda.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
 from specdec.core.kernels.cuda.row_filter import KEY_BITS, PIVOTS, filter_rows_kernel
 from specdec.core.kernels.cuda.row_stats import draft_stats_kernel, row_stats_kernel
-from specdec.core.kernels.cuda.tree_verdict import Trees
 from specdec.core.kernels.cuda.tree_verdict.kernel import tree_verdict_kernel
 from specdec.core.kernels.cuda.verdict import (
-    DenseDistribution,
+    DenseLogits,
+    DenseProbs,
     Distributions,
     Outputs,
     Requests,
@@ -38,7 +38,7 @@ def statistics(dtype: str, skip_last: bool) -> Build:
 
 def draft_statistics(dtype: str) -> Build:
     types = {"logits_ptr": f"*{dtype}", "lengths_ptr": "*i64"}
-    types |= {"kinds_ptr": "*u8", "kind": "i32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
+    types |= {"kinds_ptr": "*u8", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
     types |= {"vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
     return flat(draft_stats_kernel, types, {"TILE": TILE}, STREAMING)
 
@@ -51,37 +51,70 @@ def row_filters(dtype: str) -> Build:
     return flat(filter_rows_kernel, types, constants, PER_ROW)
 
 
-def verdicts(dtype: str, distribution: str = "fp32", *, trees: bool = False, **variant: Any) -> Build:
-    f32, i64 = "*fp32", "*i64"
-    dense = DenseDistribution(f"*{distribution}", "i32", "i64", "i32", f32, f32, "i32", "i32")
-    arguments = {
-        "rows": Rows(f"*{dtype}", "i64", "i32", f32, f32, f32, "i32", "i32", "i32"),
-        "distributions": Distributions("*u8", dense, dense, SparseDistribution(i64, f32, "i32", "i32"), i64),
+def verdicts(
+    dtype: str,
+    distribution: str = "fp32",
+    *,
+    trees: bool = False,
+    probs: bool = False,
+    logits: bool = False,
+    sparse: int = 0,
+    mapped: bool = False,
+    filters: bool = False,
+    uniforms: bool = False,
+    **variant: Any,
+) -> Build:
+    """One variant. What it lacks is None, which is a constant of the kernel."""
+    f32, i64, given = "*fp32", "*i64", "*fp64" if uniforms else None
+    drawn = bool(probs or logits or sparse)
+    arguments: dict[str, Any] = {
+        "rows": Rows(f"*{dtype}", "i64", f32, f32, f32 if filters else None, "i32", "i32"),
+        "distributions": Distributions(
+            "*u8" if drawn else None,
+            DenseProbs(f"*{distribution}", "i32") if probs else None,
+            DenseLogits(f"*{distribution}", "i32", f32, f32, "i32") if logits else None,
+            SparseDistribution(i64, f32, "i32") if sparse else None,
+            i64 if mapped else None,
+        ),
         "scratch": Scratch(f32, "*i32"),
-        "outputs": Outputs(i64, i64, i64),
+        "outputs": Outputs(i64, i64, i64, i64 if trees else None),
     }
-    of_step = Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32")._asdict()
-    if trees:
-        of_step |= Trees(i64, "*u8", i64)._asdict() | {"PUT_BACK": "constexpr"}
-        variant |= {"places": 64}
     aligned = {at for i, group in enumerate(arguments.values()) for at in _aligned(group, (i,))}
-    variant |= {"drawn": not variant.keys().isdisjoint(("probs", "logits", "sparse"))}
-    constant = Variant(**{"tile": TILE, "tiles": TILES, "places": 16} | variant)
-    options = PER_BLOCK if constant.block or (trees and constant.drawn) else PER_ROW
+    parents, replacement = (i64, "*u8" if drawn else None) if trees else (None, None)
+    of_step = Requests(i64, i64, "i64", i64, f32, i64, i64, given, given, "i32", parents, replacement)
+    arguments |= of_step._asdict()
+    places = 64 if trees else 16
+    constant = Variant(tile=TILE, tiles=TILES, places=places, sparse=sparse, **variant)
+    options = PER_BLOCK if constant.block or (trees and drawn) else PER_ROW
+    missing = {at: None for i, each in enumerate(arguments.values()) for at in _missing(each, (i,))}
     return Build(
         tree_verdict_kernel if trees else verdict_kernel,
-        {**arguments, "cu_rows": i64, **of_step, "VARIANT": "constexpr"},
-        {"VARIANT": constant} | ({"PUT_BACK": True} if trees else {}),
+        {name: _signature(each) for name, each in arguments.items()} | {"VARIANT": "constexpr"},
+        {"VARIANT": constant} | missing,
         aligned,
         options,
     )
+
+
+def _signature(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return type(argument)(*map(_signature, argument))
+    return argument or "constexpr"
+
+
+def _missing(argument: Any, at: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if argument is None:
+        yield at
+    elif isinstance(argument, tuple):
+        for i, each in enumerate(argument):
+            yield from _missing(each, (*at, i))
 
 
 def _aligned(group: Any, at: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     for i, (name, kind) in enumerate(zip(group._fields, group, strict=True)):
         if isinstance(kind, tuple):
             yield from _aligned(kind, (*at, i))
-        elif kind.startswith("*") or name in ("stride", "step", "size"):
+        elif kind is not None and (kind.startswith("*") or name in ("stride", "size")):
             yield (*at, i)
 
 

@@ -74,7 +74,7 @@ def test_statistics_of_draft_logits_are_made_where_there_are_drafts_of_that_kind
     logits = torch.randn(3, 2, 21, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     got, want = empty(2, 21), empty(2, 21)
     lengths, kinds = torch.tensor([2, 1, 2]).to(DEVICE), torch.tensor([2, 2, 1], dtype=torch.uint8).to(DEVICE)
-    draft_stats(logits, lengths, kinds, 2, got)
+    draft_stats(logits, lengths, kinds, got)
     for at in ((0, 0), (0, 1), (1, 0)):
         put(want, at, logits[at], torch.ones(()))
     assert_same(got, want)

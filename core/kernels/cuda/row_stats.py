@@ -13,8 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.sdk.distribution_kind import DistributionKind
+
 from .launch import STREAMING
 from .row_tiles import LOG2_E, load_tile, row_scale, tile_stats
+
+DENSE_LOGITS = tl.constexpr(int(DistributionKind.DENSE_LOGITS))
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,11 @@ def row_stats_kernel(
     tl.store(sums_ptr + place * num_tiles + tile, total)
 
 
-@triton.jit(do_not_specialize=["lengths_ptr", "kinds_ptr", "kind", "num_places"])
+@triton.jit(do_not_specialize=["lengths_ptr", "kinds_ptr", "num_places"])
 def draft_stats_kernel(
     logits_ptr,
     lengths_ptr,
     kinds_ptr,
-    kind,
     maxima_ptr,
     sums_ptr,
     vocab_size,
@@ -68,7 +71,7 @@ def draft_stats_kernel(
     """Grid [tiles, K, B]."""
     tile, draft, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     place = request.to(tl.int64) * num_places + draft
-    if (draft >= tl.load(lengths_ptr + request)) | (tl.load(kinds_ptr + request) != kind):
+    if (draft >= tl.load(lengths_ptr + request)) | (tl.load(kinds_ptr + request) != DENSE_LOGITS):
         return
     row_ptr = logits_ptr + place * vocab_size
     top, total = tile_stats(load_tile(row_ptr, tile, vocab_size, TILE), LOG2_E)
@@ -101,17 +104,15 @@ def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileS
     )
 
 
-def draft_stats(logits: Tensor, lengths: Tensor, kinds: Tensor, kind: int, stats: TileStats) -> None:
-    """Fill the statistics of draft logits [B, K, Vd] of unit temperature: lengths[b] rows of requests of this kind.
-
-    Logits are contiguous.
+def draft_stats(logits: Tensor, lengths: Tensor, kinds: Tensor, stats: TileStats) -> None:
+    """Fill the statistics of draft logits [B, K, Vd] of unit temperature: lengths[b] rows of requests
+    whose kind is that of logits. Logits are contiguous.
     """
     num_requests, num_places, num_tiles = stats.maxima.shape
     draft_stats_kernel[(num_tiles, num_places, num_requests)](
         logits,
         lengths,
         kinds,
-        kind,
         stats.maxima,
         stats.sums,
         logits.shape[2],

@@ -3,7 +3,7 @@
 Imported by kernel files only, because it imports triton.
 """
 
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201, RUF059
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
@@ -118,8 +118,12 @@ def pick_lane(weights, u, LANES: tl.constexpr):
 
 
 @triton.jit
-def distribution_weights(row_ptr, tile, top, scale, cutoff, vocab_size, TILE: tl.constexpr, FILTERS: tl.constexpr):
-    """exp2((logit - top) * scale) of a tile, 0 below the cutoff and beyond the vocabulary; fp32 [TILE]."""
+def row_weights(row, tile, vocab_size, TILE: tl.constexpr, FILTERS: tl.constexpr):
+    """exp2((logit - top) * scale) of a tile, 0 below the cutoff and beyond the vocabulary; fp32 [TILE].
+
+    row: (pointer, maximum, scale, cutoff, mass).
+    """
+    row_ptr, top, scale, cutoff, mass = row
     values = load_tile(row_ptr, tile, vocab_size, TILE)
     weights = tl.exp2((values - top) * scale)
     if FILTERS:
@@ -138,21 +142,6 @@ def pick_part(weights, u, WIDTH: tl.constexpr, SMALL: tl.constexpr):
     """`pick_lane` among the parts of SMALL neighbours of weights fp32 [WIDTH]."""
     sums = tl.sum(tl.reshape(weights, (WIDTH // SMALL, SMALL)), 1)
     return pick_lane(sums.to(tl.float64), u, WIDTH // SMALL)
-
-
-@triton.jit
-def draw_token(
-    row_ptr, masses, top, scale, cutoff, u, vocab_size, TILE: tl.constexpr, TILES: tl.constexpr, FILTERS: tl.constexpr
-):
-    """A token of a row's distribution by inverse CDF in index order: tile, part of the tile, token."""
-    SMALL: tl.constexpr = small_width(TILE)
-    tile, rest = pick_lane(masses, u, TILES)
-    weights = distribution_weights(row_ptr, tile, top, scale, cutoff, vocab_size, TILE, FILTERS)
-    part, rest = pick_part(weights, rest, TILE, SMALL)
-    small = tile * (TILE // SMALL) + part
-    weights = distribution_weights(row_ptr, small, top, scale, cutoff, vocab_size, SMALL, FILTERS)
-    lane, rest = pick_lane(weights.to(tl.float64), rest, SMALL)
-    return small * SMALL + lane
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -87,24 +88,19 @@ class Workspace:
         num_tiles = -(-vocab_size // self.tile)
         return Scratch(_front(self.residual, num_requests, num_places, num_tiles), _front(self.counter, num_requests))
 
-    def outputs(self, num_requests: int, num_drafts: int) -> Outputs:
-        """Where the verdict goes."""
+    def outputs(self, num_requests: int, num_drafts: int, *, trees: bool) -> Outputs:
+        """Where the verdict goes; trees have paths."""
         return Outputs(
             token_ids=_front(self.token_ids, num_requests, num_drafts + 1),
             num_accepted=_front(self.num_accepted, num_requests),
             status=_front(self.status, num_requests),
+            path=_front(self.path, num_requests, num_drafts + 1) if trees else None,
         )
-
-    def paths(self, num_requests: int, num_drafts: int) -> Tensor:
-        """Where the paths in trees go: [B, K + 1]."""
-        return _front(self.path, num_requests, num_drafts + 1)
 
 
 def _front(buffer: Tensor, *shape: int) -> Tensor:
     """The front of a flat buffer in a shape; ValueError where the plan was for less."""
-    count = 1
-    for size in shape:
-        count *= size
+    count = prod(shape)
     if count > len(buffer):
         raise ValueError(
             f"the workspace holds {len(buffer)} elements where {list(shape)} are needed; plan a larger one"

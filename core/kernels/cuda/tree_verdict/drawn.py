@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..row_tiles import NO_LANE, distribution_weights, pick_lane, pick_part, small_width
+from ..row_tiles import NO_LANE, pick_lane, pick_part, row_weights, small_width
 from ..verdict.block import residual_at
 from ..verdict.residual import distribution_at, distribution_prob, distribution_tile, load_residual
 from ..verdict.standard import accept_uniform, load_row, target_prob
@@ -52,99 +52,89 @@ def wanted_of(left, drawn, ids, place, last, tree, VARIANT: tl.constexpr):
 
 @triton.jit
 def tile_of_place(
-    row, entry, rows, distributions, distribution, kind, place, last, tree, tile, WIDTH: tl.constexpr,
-    VARIANT: tl.constexpr,
-):  # fmt: skip
+    row, entry, batch, distribution, kind, place, last, tree, tile, WIDTH: tl.constexpr, VARIANT: tl.constexpr
+):
     """(R, q of the child `last` before it is normalised) of a tile, fp32 [WIDTH]."""
     row_ptr, top, scale, cutoff, mass = row
-    drawn = distribution_tile(rows.vocab_size, distributions, distribution, kind, tile, WIDTH, VARIANT)
-    weights = distribution_weights(row_ptr, tile, top, scale, cutoff, rows.vocab_size, WIDTH, VARIANT.filters)
+    drawn = distribution_tile(batch, distribution, kind, tile, WIDTH)
+    weights = row_weights(row, tile, batch.rows.vocab_size, WIDTH, batch.rows.cutoff is not None)
     ids = tile * WIDTH + tl.arange(0, WIDTH)
     return wanted_of(weights * (entry / mass).to(tl.float32), drawn, ids, place, last, tree, VARIANT)
 
 
 @triton.jit
-def mass_left(row, entry, rows, distributions, kind, request, place, last, earlier, tree, VARIANT: tl.constexpr):
+def mass_left(row, entry, batch, kind, request, place, last, earlier, tree, VARIANT: tl.constexpr):
     """(mass of (R - q)+, what q has to be multiplied with) for the child `last` of a place."""
     HALF: tl.constexpr = VARIANT.tile // 2  # of a tile: a whole one would need too many registers
-    distribution = distribution_at(distributions, kind, request, place, VARIANT)
+    distribution = distribution_at(batch, kind, request, place, VARIANT)
     norm = tl.full([], 1.0, tl.float64)
     if earlier:
         total = tl.full([], 0.0, tl.float64)
-        for tile in range(2 * rows.num_tiles):
-            left, drawn = tile_of_place(
-                row, entry, rows, distributions, distribution, kind, place, last, tree, tile, HALF, VARIANT
-            )
+        for tile in range(2 * batch.rows.num_tiles):
+            left, drawn = tile_of_place(row, entry, batch, distribution, kind, place, last, tree, tile, HALF, VARIANT)
             total += tl.sum(drawn, 0).to(tl.float64)
         norm = 1.0 / total
     mass = tl.full([], 0.0, tl.float64)
-    for tile in range(2 * rows.num_tiles):
-        left, drawn = tile_of_place(
-            row, entry, rows, distributions, distribution, kind, place, last, tree, tile, HALF, VARIANT
-        )
+    for tile in range(2 * batch.rows.num_tiles):
+        left, drawn = tile_of_place(row, entry, batch, distribution, kind, place, last, tree, tile, HALF, VARIANT)
         rest = tl.maximum(left - drawn * norm.to(tl.float32), 0.0, propagate_nan=tl.PropagateNan.ALL)
         mass += tl.sum(rest, 0).to(tl.float64)
     return mass, norm
 
 
 @triton.jit
-def halves_left(row, entry, rows, distributions, distribution, kind, place, tree, tile, VARIANT: tl.constexpr):
+def halves_left(row, entry, batch, distribution, kind, place, tree, tile, VARIANT: tl.constexpr):
     """The mass of R in each half of a tile, of whose children all have failed: fp32 [2]."""
     HALF: tl.constexpr = VARIANT.tile // 2
     masses = tl.zeros([2], tl.float32)
     for half in range(2):
         left, _ = tile_of_place(
-            row, entry, rows, distributions, distribution, kind, place, NO_LANE, tree, 2 * tile + half, HALF, VARIANT
+            row, entry, batch, distribution, kind, place, NO_LANE, tree, 2 * tile + half, HALF, VARIANT
         )
         masses = tl.where(tl.arange(0, 2) == half, tl.sum(left, 0), masses)
     return masses
 
 
 @triton.jit
-def draw_left(row, entry, rows, distributions, scratch, kind, request, place, tree, u, VARIANT: tl.constexpr):
+def draw_left(row, entry, batch, kind, request, place, tree, u, VARIANT: tl.constexpr):
     """A token of R, of whose children all have failed."""
     HALF: tl.constexpr = VARIANT.tile // 2
     SMALL: tl.constexpr = small_width(HALF)
-    distribution = distribution_at(distributions, kind, request, place, VARIANT)
-    sums_ptr = residual_at(rows, scratch, request, place)
-    for tile in range(rows.num_tiles):
-        masses = halves_left(row, entry, rows, distributions, distribution, kind, place, tree, tile, VARIANT)
+    distribution = distribution_at(batch, kind, request, place, VARIANT)
+    sums_ptr = residual_at(batch, request, place)
+    for tile in range(batch.rows.num_tiles):
+        masses = halves_left(row, entry, batch, distribution, kind, place, tree, tile, VARIANT)
         tl.store(sums_ptr + tile, tl.sum(masses, 0))
     tl.debug_barrier()
-    tile, rest = pick_lane(load_residual(sums_ptr, rows.num_tiles, VARIANT), u, VARIANT.tiles)
-    masses = halves_left(row, entry, rows, distributions, distribution, kind, place, tree, tile, VARIANT)
+    tile, rest = pick_lane(load_residual(sums_ptr, batch.rows.num_tiles, VARIANT), u, VARIANT.tiles)
+    masses = halves_left(row, entry, batch, distribution, kind, place, tree, tile, VARIANT)
     half, rest = pick_lane(masses.to(tl.float64), rest, 2)
     tile = 2 * tile + half
-    left, _ = tile_of_place(
-        row, entry, rows, distributions, distribution, kind, place, NO_LANE, tree, tile, HALF, VARIANT
-    )
+    left, _ = tile_of_place(row, entry, batch, distribution, kind, place, NO_LANE, tree, tile, HALF, VARIANT)
     part, rest = pick_part(left, rest, HALF, SMALL)
     tile = tile * (HALF // SMALL) + part
-    left, _ = tile_of_place(
-        row, entry, rows, distributions, distribution, kind, place, NO_LANE, tree, tile, SMALL, VARIANT
-    )
+    left, _ = tile_of_place(row, entry, batch, distribution, kind, place, NO_LANE, tree, tile, SMALL, VARIANT)
     lane, rest = pick_lane(left.to(tl.float64), rest, SMALL)
     return tile * SMALL + lane
 
 
 @triton.jit
-def try_child(row, entry, rows, distributions, kind, request, place, child, earlier, tree, VARIANT: tl.constexpr):
+def try_child(row, entry, batch, kind, request, place, child, earlier, tree, VARIANT: tl.constexpr):
     """(what the place wants of a child's token, what it was drawn with, mass of (R - q)+, q's multiplier); fp64."""
     above, token_ids, scales, norms, put_back = tree
-    mass, norm = mass_left(
-        row, entry, rows, distributions, kind, request, place, child, earlier & (put_back == 0), tree, VARIANT
-    )
+    renormalised = earlier & (put_back == 0)
+    mass, norm = mass_left(row, entry, batch, kind, request, place, child, renormalised, tree, VARIANT)
     token = at_index(token_ids, child, VARIANT)
-    known = (token >= 0) & (token < rows.vocab_size)
+    known = (token >= 0) & (token < batch.rows.vocab_size)
     token = tl.where(known, token, 0)
-    prob = target_prob(row, token, VARIANT)
-    drawn = distribution_prob(distributions, kind, token, request, place, VARIANT)
+    prob = target_prob(row, batch, token)
+    drawn = distribution_prob(batch, kind, token, request, place, VARIANT)
     wanted, drawn = wanted_of(entry * prob, drawn, token, place, child, tree, VARIANT)
     return tl.where(known, wanted, 0.0), drawn * norm, mass, norm
 
 
 @triton.jit
-def walk_drawn(rows, requests, distributions, kind, above, token_ids, put_back, request, scale, VARIANT: tl.constexpr):
+def walk_drawn(batch, kind, above, token_ids, put_back, request, scale, VARIANT: tl.constexpr):
     """(depth, path, weights at entry, mass, scales and norms of nodes) of where the rule ends."""
     ones, nothing = tl.full([VARIANT.places], 1.0, tl.float64), tl.full([VARIANT.places], float("nan"), tl.float64)
     path = tl.full([VARIANT.places], 0, tl.int64)
@@ -154,11 +144,11 @@ def walk_drawn(rows, requests, distributions, kind, above, token_ids, put_back, 
     going = tl.full([], 1, tl.int1)
     while going:
         place = at_index(path, depth, VARIANT)
-        row, _, _, bad = load_row(rows, request, place, scale, VARIANT)
+        row, _, _, bad = load_row(batch, request, place, scale, VARIANT)
         before, weight = at_index(tried, depth, VARIANT), at_index(weights, depth, VARIANT)
         child = child_after(tl.where(bad, -1, above), place, before, VARIANT)
         if child == NO_LANE:
-            u = accept_uniform(requests, request, tl.maximum(place - 1, 0), depth, VARIANT)
+            u = accept_uniform(batch, request, tl.maximum(place - 1, 0), depth, VARIANT)
             going = (depth > 0) & (u >= weight)
             if going:
                 depth -= 1
@@ -166,7 +156,7 @@ def walk_drawn(rows, requests, distributions, kind, above, token_ids, put_back, 
             tree = (above, token_ids, scales, norms, put_back)
             entry = at_index(entries, depth, VARIANT)
             wanted, drawn, mass, norm = try_child(
-                row, entry, rows, distributions, kind, request, place, child, before >= 0, tree, VARIANT
+                row, entry, batch, kind, request, place, child, before >= 0, tree, VARIANT
             )
             rest = mass + (1.0 - weight)
             possible = (wanted > 0) & (drawn > 0)
@@ -179,7 +169,7 @@ def walk_drawn(rows, requests, distributions, kind, above, token_ids, put_back, 
                 weights = put_at(weights, depth, tl.where(mass > 0, mass / rest, 0.0), VARIANT)
                 down = accept > 0
             else:
-                u = accept_uniform(requests, request, child, depth + 1, VARIANT)
+                u = accept_uniform(batch, request, child, depth + 1, VARIANT)
                 down = (accept >= 1) | (possible & (u * drawn < wanted))
                 accept = accept * 0.0 + 1.0
             if down:

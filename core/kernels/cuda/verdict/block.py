@@ -6,7 +6,7 @@ h_i <= P_i, a place whose uniform is not below P_i needs no pass over the vocabu
 (P_i p_i - q_i)+, or p where the drafts end. `rejection.tree` is the plain form.
 """
 
-# ruff: noqa: ANN001, ANN201, PLR0913, RUF059
+# ruff: noqa: ANN001, ANN201, RUF059
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .residual import distribution_at, distribution_prob, load_residual, residual_tile
-from .standard import NO_PROPOSAL, accept_uniform, load_row, target_prob
+from .standard import NO_PROPOSAL, accept_uniform, index_of, load_row, target_prob
 
 
 @triton.jit
@@ -27,25 +27,25 @@ def thinned(row, survival, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def residual_at(rows, scratch, request, place):
+def residual_at(batch, request, place):
     """Where the tile masses of the residual of a place are."""
-    return scratch.residual + (request * rows.num_places + place) * rows.num_tiles
+    return batch.scratch.residual + index_of(batch, request, place) * batch.rows.num_tiles
 
 
 @triton.jit
-def share_residual(rows, distributions, scratch, kind, request, place, scale, survival, split, VARIANT: tl.constexpr):
+def share_residual(batch, kind, request, place, scale, survival, split, VARIANT: tl.constexpr):
     """Compute this program's tile masses of the residual (survival p - q)+."""
-    row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
+    row, maxima, masses, bad = load_row(batch, request, place, scale, VARIANT)
     row = thinned(row, survival, VARIANT)
-    distribution = distribution_at(distributions, kind, request, place, VARIANT)
-    sums_ptr = residual_at(rows, scratch, request, place)
-    for tile in range(split, rows.num_tiles, tl.num_programs(0)):
-        residual = residual_tile(row, rows.vocab_size, distributions, distribution, kind, tile, VARIANT.tile, VARIANT)
+    distribution = distribution_at(batch, kind, request, place, VARIANT)
+    sums_ptr = residual_at(batch, request, place)
+    for tile in range(split, batch.rows.num_tiles, tl.num_programs(0)):
+        residual = residual_tile(row, batch, distribution, kind, tile, VARIANT.tile)
         tl.store(sums_ptr + tile, tl.sum(residual, 0))
 
 
 @triton.jit
-def survivals_of(rows, requests, distributions, outputs, request, length, scale, kind, lead, VARIANT: tl.constexpr):
+def survivals_of(batch, request, length, scale, kind, lead, VARIANT: tl.constexpr):
     """(P_0 .. P_n fp64 [places], n) of block verification, n being the place where the drafts that can be verified end.
 
     The leading program reports every verified draft; what lies beyond the stop is overwritten there.
@@ -56,19 +56,19 @@ def survivals_of(rows, requests, distributions, outputs, request, length, scale,
     last = tl.full([], 0, tl.int32)
     going = length > 0
     while going:
-        drafted = tl.load(requests.token_ids + request * requests.token_stride + last)
-        row, maxima, masses, bad = load_row(rows, request, last, scale, VARIANT)
+        drafted = tl.load(batch.requests.token_ids + request * batch.requests.token_stride + last)
+        row, maxima, masses, bad = load_row(batch, request, last, scale, VARIANT)
         going = (drafted != NO_PROPOSAL) & (bad == 0)
         if going:
-            known = (drafted >= 0) & (drafted < rows.vocab_size)
+            known = (drafted >= 0) & (drafted < batch.rows.vocab_size)
             token = tl.where(known, drafted, 0)
-            prob = target_prob(row, token, VARIANT)
-            distribution = distribution_prob(distributions, kind, token, request, last, VARIANT)
+            prob = target_prob(row, batch, token)
+            distribution = distribution_prob(batch, kind, token, request, last, VARIANT)
             ratio = prob / distribution
             ratio = tl.where(known & (prob > 0) & (distribution != 0) & (ratio == ratio), ratio, 0.0)
             survival = tl.where(survival > 0, tl.minimum(survival * ratio, 1.0), 0.0)
             if lead:
-                tl.store(outputs.token_ids + request * (requests.num_drafts + 1) + last, drafted)
+                tl.store(batch.outputs.token_ids + index_of(batch, request, last), drafted)
             last += 1
             survivals = tl.where(lanes == last, survival, survivals)
             going = last < length
@@ -81,55 +81,53 @@ def survival_at(survivals, place, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def block_is_open(requests, request, survivals, last, VARIANT: tl.constexpr):
+def block_is_open(batch, request, survivals, last, VARIANT: tl.constexpr):
     """Whether the uniform of the last place leaves the stop to the places before it."""
-    uniform = accept_uniform(requests, request, tl.maximum(last - 1, 0), last, VARIANT)
+    uniform = accept_uniform(batch, request, tl.maximum(last - 1, 0), last, VARIANT)
     return (last > 0) & (uniform >= survival_at(survivals, last, VARIANT))
 
 
 @triton.jit
-def may_stop_at(requests, request, place, survivals, VARIANT: tl.constexpr):
+def may_stop_at(batch, request, place, survivals, VARIANT: tl.constexpr):
     """(whether a place before the last may be the stop, its uniform, its survival); as h_i <= P_i, others need no
     pass.
     """
-    uniform = accept_uniform(requests, request, tl.maximum(place - 1, 0), place, VARIANT)
+    uniform = accept_uniform(batch, request, tl.maximum(place - 1, 0), place, VARIANT)
     survival = survival_at(survivals, place, VARIANT)
     return (place == 0) | (uniform < survival), uniform, survival
 
 
 @triton.jit
-def share_open_places(
-    rows, requests, distributions, scratch, kind, request, survivals, last, scale, split, VARIANT: tl.constexpr
-):
+def share_open_places(batch, kind, request, survivals, last, scale, split, VARIANT: tl.constexpr):
     """Compute this program's tile masses at every place that may be the stop. All must arrive before it is known."""
     for place in range(last):
-        possible, uniform, survival = may_stop_at(requests, request, place, survivals, VARIANT)
+        possible, uniform, survival = may_stop_at(batch, request, place, survivals, VARIANT)
         if possible:
-            share_residual(rows, distributions, scratch, kind, request, place, scale, survival, split, VARIANT)
+            share_residual(batch, kind, request, place, scale, survival, split, VARIANT)
 
 
 @triton.jit
-def block_mass(rows, distributions, scratch, kind, request, place, scale, survival, VARIANT: tl.constexpr):
+def block_mass(batch, kind, request, place, scale, survival, VARIANT: tl.constexpr):
     """M_i, the mass of (P_i p_i - q_i)+, whose tile masses are in the scratch memory afterwards: already, if programs
     share the request.
     """
     if not VARIANT.shared:
-        share_residual(rows, distributions, scratch, kind, request, place, scale, survival, 0, VARIANT)
+        share_residual(batch, kind, request, place, scale, survival, 0, VARIANT)
     tl.debug_barrier()
-    return tl.sum(load_residual(residual_at(rows, scratch, request, place), rows.num_tiles, VARIANT), 0)
+    return tl.sum(load_residual(residual_at(batch, request, place), batch.rows.num_tiles, VARIANT), 0)
 
 
 @triton.jit
-def stop_of_block(rows, requests, distributions, scratch, kind, request, survivals, last, scale, VARIANT: tl.constexpr):
+def stop_of_block(batch, kind, request, survivals, last, scale, VARIANT: tl.constexpr):
     """(stop, P there): the last place whose uniform accepts, found from the end; place 0 needs no uniform."""
     tl.debug_barrier()
     stop = tl.full([], -1, tl.int32)
     at_stop = tl.full([], 1.0, tl.float64)
     place = last - 1
     while stop < 0:
-        possible, uniform, survival = may_stop_at(requests, request, place, survivals, VARIANT)
+        possible, uniform, survival = may_stop_at(batch, request, place, survivals, VARIANT)
         if possible:
-            mass = block_mass(rows, distributions, scratch, kind, request, place, scale, survival, VARIANT)
+            mass = block_mass(batch, kind, request, place, scale, survival, VARIANT)
             if (place == 0) | (uniform * (mass + 1.0 - survival) < mass):
                 stop = place
                 at_stop = survival

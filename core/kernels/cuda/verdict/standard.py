@@ -1,6 +1,6 @@
 """Device functions that verify the drafts of a request in order: the coupled rule, the ratio test, greedy rows."""
 
-# ruff: noqa: ANN001, ANN201, PLR0913, RUF059
+# ruff: noqa: ANN001, ANN201
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ...philox import Stream
-from ..row_tiles import draw_token, first_argmax, load_stats, uniform
+from ..row_tiles import first_argmax, load_stats, pick_lane, pick_part, row_weights, small_width, uniform
 from .residual import ONE_HOT, distribution_prob
 
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
@@ -17,10 +17,17 @@ NO_PROPOSAL = tl.constexpr(-1)
 
 
 @triton.jit
-def output_uniform(requests, request, place, depth, VARIANT: tl.constexpr):
+def index_of(batch, request, place):
+    """Where a place of a request is in tensors [B, K + 1]."""
+    return request * (batch.requests.num_drafts + 1) + place
+
+
+@triton.jit
+def output_uniform(batch, request, place, depth):
     """The uniform that draws the token of a place with so many drafts on its path: that of its position."""
-    if VARIANT.uniforms:
-        drawn = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
+    requests = batch.requests
+    if requests.output is not None:
+        drawn = tl.load(requests.output + index_of(batch, request, place))
     else:
         position = tl.load(requests.position + request) + depth
         drawn = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
@@ -28,9 +35,10 @@ def output_uniform(requests, request, place, depth, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def accept_uniform(requests, request, draft, depth, VARIANT: tl.constexpr):
+def accept_uniform(batch, request, draft, depth, VARIANT: tl.constexpr):
     """The uniform that verifies a draft with so many on its path; see `rejection.uniforms`."""
-    if VARIANT.uniforms:
+    requests = batch.requests
+    if requests.accept is not None:
         drawn = tl.load(requests.accept + request * requests.num_drafts + draft)
     else:
         position, turn = tl.load(requests.position + request) + draft, draft + 1
@@ -41,55 +49,69 @@ def accept_uniform(requests, request, draft, depth, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def load_row(rows, request, place, scale, VARIANT: tl.constexpr):
+def load_row(batch, request, place, scale, VARIANT: tl.constexpr):
     """((pointer, maximum, scale, cutoff, mass), tile maxima, tile masses, bad) of the logits row at a place."""
-    row_ptr = rows.logits + (tl.load(rows.cu_rows + request) + place) * rows.stride
-    at = request * rows.num_places + place
+    rows = batch.rows
+    row_ptr = rows.logits + (tl.load(batch.requests.cu_rows + request) + place) * rows.stride
+    at = index_of(batch, request, place)
     tiles_at = at * rows.num_tiles
     maxima, masses, top, mass, bad = load_stats(
         rows.maxima + tiles_at, rows.sums + tiles_at, scale, rows.num_tiles, VARIANT.tiles
     )
     cutoff = top
-    if VARIANT.filters:
+    if rows.cutoff is not None:
         cutoff = tl.load(rows.cutoff + at)
     return (row_ptr, top, scale, cutoff, mass), maxima, masses, bad
 
 
 @triton.jit
-def target_prob(row, token, VARIANT: tl.constexpr):
+def target_prob(row, batch, token):
     """p of one id."""
     row_ptr, top, scale, cutoff, mass = row
     value = tl.load(row_ptr + token).to(tl.float32)
     prob = tl.exp2((value - top) * scale).to(tl.float64) / mass
-    if VARIANT.filters:
+    if batch.rows.cutoff is not None:
         prob = tl.where(value >= cutoff, prob, 0.0)
     return prob
 
 
 @triton.jit
-def draw_from_row(row, masses, vocab_size, u, VARIANT: tl.constexpr):
-    """A token of p."""
-    row_ptr, top, scale, cutoff, mass = row
-    return draw_token(row_ptr, masses, top, scale, cutoff, u, vocab_size, VARIANT.tile, VARIANT.tiles, VARIANT.filters)
+def best_of_row(row, maxima, batch, VARIANT: tl.constexpr):
+    """The token of the row maximum."""
+    return first_argmax(row[0], maxima, row[1], batch.rows.vocab_size, VARIANT.tile, VARIANT.tiles)
 
 
 @triton.jit
-def verify(rows, requests, distributions, request, place, drafted, scale, greedy, kind, VARIANT: tl.constexpr):
+def draw_from_row(row, masses, batch, u, VARIANT: tl.constexpr):
+    """A token of p by inverse CDF in index order: tile, part of the tile, token."""
+    vocab_size = batch.rows.vocab_size
+    FILTERS: tl.constexpr = batch.rows.cutoff is not None
+    SMALL: tl.constexpr = small_width(VARIANT.tile)
+    tile, rest = pick_lane(masses, u, VARIANT.tiles)
+    weights = row_weights(row, tile, vocab_size, VARIANT.tile, FILTERS)
+    part, rest = pick_part(weights, rest, VARIANT.tile, SMALL)
+    small = tile * (VARIANT.tile // SMALL) + part
+    weights = row_weights(row, small, vocab_size, SMALL, FILTERS)
+    lane, rest = pick_lane(weights.to(tl.float64), rest, SMALL)
+    return small * SMALL + lane
+
+
+@triton.jit
+def verify(batch, request, place, drafted, scale, greedy, kind, VARIANT: tl.constexpr):
     """(accepted, whether its distribution decided) for one draft."""
-    row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
-    known = (drafted >= 0) & (drafted < rows.vocab_size) & (bad == 0)
+    row, maxima, masses, bad = load_row(batch, request, place, scale, VARIANT)
+    known = (drafted >= 0) & (drafted < batch.rows.vocab_size) & (bad == 0)
     by_distribution = tl.full([], 0, tl.int1)
     if greedy | bad:
-        best = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles)
-        accepted = known & (best == drafted)
+        accepted = known & (best_of_row(row, maxima, batch, VARIANT) == drafted)
     elif kind == ONE_HOT:
-        u = output_uniform(requests, request, place, place, VARIANT)
-        accepted = known & (draw_from_row(row, masses, rows.vocab_size, u, VARIANT) == drafted)
+        u = output_uniform(batch, request, place, place)
+        accepted = known & (draw_from_row(row, masses, batch, u, VARIANT) == drafted)
     else:
         token = tl.where(known, drafted, 0)
-        prob = tl.where(known, target_prob(row, token, VARIANT), 0.0)
-        distribution = distribution_prob(distributions, kind, token, request, place, VARIANT)
-        u = accept_uniform(requests, request, place, place + 1, VARIANT)
+        prob = tl.where(known, target_prob(row, batch, token), 0.0)
+        distribution = distribution_prob(batch, kind, token, request, place, VARIANT)
+        u = accept_uniform(batch, request, place, place + 1, VARIANT)
         possible = (prob > 0) & (distribution != 0)
         accepted = possible & ((prob >= distribution) | (u * distribution < prob))
         by_distribution = tl.full([], 1, tl.int1)
@@ -97,23 +119,19 @@ def verify(rows, requests, distributions, request, place, drafted, scale, greedy
 
 
 @triton.jit
-def verify_all(
-    rows, requests, distributions, outputs, request, length, scale, greedy, kind, lead, VARIANT: tl.constexpr
-):
+def verify_all(batch, request, length, scale, greedy, kind, lead, VARIANT: tl.constexpr):
     """(place of the stop, whether a distribution rejected there). The leading program reports what was accepted."""
     stop = tl.full([], 0, tl.int32)
     rejected = tl.full([], 0, tl.int1)
     going = length > 0
     while going:
-        drafted = tl.load(requests.token_ids + request * requests.token_stride + stop)
+        drafted = tl.load(batch.requests.token_ids + request * batch.requests.token_stride + stop)
         going = drafted != NO_PROPOSAL
         if going:
-            accepted, by_distribution = verify(
-                rows, requests, distributions, request, stop, drafted, scale, greedy, kind, VARIANT
-            )
+            accepted, by_distribution = verify(batch, request, stop, drafted, scale, greedy, kind, VARIANT)
             rejected = by_distribution & (accepted == 0)
             if lead & accepted:
-                tl.store(outputs.token_ids + request * (requests.num_drafts + 1) + stop, drafted)
+                tl.store(batch.outputs.token_ids + index_of(batch, request, stop), drafted)
             stop += accepted.to(tl.int32)
             going = accepted & (stop < length)
     return stop, rejected
