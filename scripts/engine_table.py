@@ -61,11 +61,11 @@ NOT_SHOWN = "no test shows it"
 HEAD = f"""\
 # What each engine was shown to do
 
-The same proposer classes in our own core, in [vLLM](../how-to/run-in-vllm.md) and in
-[transformers](../how-to/run-in-transformers.md). This page is written by `python -m scripts.engine_table` from
-`engines.json`, and that by tests which ran the engines (`.ci/engines`). A cell leads to the file of its test. Its
-title names the test, and says how often each worker called `propose`. A refusal has its reason from the error that the
-test provoked.
+The same proposer classes in our own core, in [vLLM](../how-to/run-in-vllm.md), in
+[SGLang](../how-to/run-in-sglang.md) and in [transformers](../how-to/run-in-transformers.md).
+`python -m scripts.engine_table` writes this page from `engines.json`. Tests that run the engines write that file
+(`.ci/engines`, `.ci/sglang`). A cell leads to the file of its test. Its title names the test, and says how often each
+worker called `propose`. A refusal has its reason from the error that the test provoked.
 "{NOT_SHOWN}" means just that: it may work, or make no sense for this engine.
 
 """

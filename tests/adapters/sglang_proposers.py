@@ -6,6 +6,16 @@ from pathlib import Path
 
 from everywhere import RepeatLast, Witness
 
+from specdec.plugins.ngram import NgramProposer
+from specdec.plugins.suffix import SuffixProposer
+from specdec.sdk.combinators import Chain
+
+
+class LookUpThenSuffix(Chain):
+    """A combinator of two proposers that read tokens."""
+
+    parts = (NgramProposer, SuffixProposer)
+
 
 class Diary(Witness):
     """Raises if what it is told of requests does not fit together, and writes down when they begin and end."""

@@ -189,7 +189,7 @@ def test_reported_distributions_reach_the_verifier(batch, record):
     record(llm, "draft probabilities in verification")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sampled_text_follows_the_targets_distribution(batch, record, two_token_distribution):
     """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is verified."""
     num_samples, top_k, prompt = 1000, 3, batch[1][:16]

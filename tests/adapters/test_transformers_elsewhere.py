@@ -56,7 +56,7 @@ def test_a_server_drafts_as_one_process_does(model, prompts, truth, shown, confi
     shown(ENGINE, "a drafter that a server runs")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("config", [NGRAM, DRAFT_MODEL, HEAD], ids=["ngram", "draft_model", "head"])
 def test_a_process_of_its_own_drafts_as_this_one_does(model, prompts, truth, shown, config):
     found = acceptance(model, prompts, truth, config | {"isolation": "process"})

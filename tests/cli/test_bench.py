@@ -43,7 +43,6 @@ def plain(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
 def test_result_has_every_promised_key(run):
     promised = """schema_version speedup speedup_interval outputs_equal num_prompts mean_acceptance_length
         tokens_per_target_step draft_acceptance_rate acceptance_per_position conditional_acceptance_per_position

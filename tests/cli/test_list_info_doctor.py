@@ -419,7 +419,7 @@ def test_doctor_finds_links_that_were_checked_out_as_text(tmp_path):
     assert "core.symlinks true" in found.fix
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_doctor_reports_unusable_plugins_and_exits_with_four(specdec, install):
     others = {"specdec.datasets": ["rows = not a path"]}
     install("dist-x", proposers=["echo = x_mod:Echo", "odd = not a path"], others=others)

@@ -171,7 +171,7 @@ class Scaled(nn.Module):
         return {"out": self.linear(rows) * scale}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @needs_a_compiler
 def test_a_network_is_compiled_for_one_row_and_for_any_number():
     torch.manual_seed(0)

@@ -247,5 +247,6 @@ def test_experts_in_one_product_are_recorded_and_a_step_waits_once(cuda):
     assert (counts.waits.total(), counts.replays) == (1, 1)
 
 
+@pytest.mark.full
 def test_eager_is_no_word_for_a_target_without_experts(cuda):
     assert generate(engine("plain", "greedy", None, moe_backend="eager", cuda_graphs=True))

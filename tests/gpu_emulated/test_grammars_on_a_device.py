@@ -19,7 +19,7 @@ def served(name, **settings):
         return texts, llm.engine.metrics.acceptance.num_accepted_tokens, llm.engine.metrics.proposer_errors
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_text_and_drafts_are_those_of_a_cpu(name, cuda):
     texts, accepted, errors = served(name, device="cuda", max_num_seqs=3)

@@ -32,14 +32,8 @@ TREES = [
 """An engine that draws trees grows trees of likeliest nodes as well, in steps of greedy requests."""
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [
-        pytest.param(QUICK, marks=pytest.mark.slow, id="quick"),
-        pytest.param(OTHERS, marks=pytest.mark.full, id="draft networks and hybrids"),
-        pytest.param(TREES, marks=pytest.mark.full, id="trees"),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("cases", [QUICK, OTHERS, TREES], ids=["quick", "draft networks and hybrids", "trees"])
 def test_serving_asks_for_no_kernel_that_the_start_did_not(cases):
     """Requests come and go; recorded, and unrecorded, where each number of tokens is launched."""
     found = printed(["-".join(case) for case in cases])

@@ -32,6 +32,7 @@ def with_requests(case):
     return llm
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", HYBRID_CASES, ids="-".join)
 def test_its_text_is_that_of_a_cpu_in_chunks_and_under_preemption(case, cuda):
     truth = generate(engine("hybrid-plain", "greedy", None, device="cpu"))

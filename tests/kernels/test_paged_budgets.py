@@ -28,7 +28,7 @@ def is_wide(report):
     return not (report["target"] == "gfx942" and "fp32-64" in report["variant"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_representative_variants_do_not_spill(tmp_path):
     found = reports(SCRIPT, SLICE, tmp_path)
     assert len(found) == len(SLICE)

@@ -82,7 +82,7 @@ def test_the_plain_form_gives_a_node_what_its_path_alone_gives(spec, heads):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_the_kernel_gives_what_the_plain_form_gives(spec, monkeypatch):
     for few in (kernel.FEW_QUERIES, 0):  # keys in parts, and whole

@@ -108,7 +108,7 @@ def test_a_row_says_what_tells_5_percent_apart():
     assert fast["seconds"] == pytest.approx(8.2)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_alike_is_not_told_apart_from_the_best_of_several():
     random = np.random.default_rng(0)
 

@@ -117,7 +117,7 @@ def test_a_command_that_has_no_time_left_says_so(tmp_path, capsys):
     assert "run the same command again" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_first_stage_runs_on_a_cpu(tmp_path, capsys):
     smoke = ["--output", str(tmp_path), "--models", str(tmp_path / "models"), "--smoke"]
     assert main([*smoke, "--only", "machine"]) == 0

@@ -10,7 +10,7 @@ from scripts.clean_environment import Environment
 EXAMPLE = Path(__file__).parents[2] / "examples" / "specdec-plugin-retrieval"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_example_passes_its_own_tests(tmp_path):
     environment = Environment.create(tmp_path / "environment", with_checkout=True)
     tests = [str(EXAMPLE / "tests" / name) for name in ("test_index.py", "test_proposer.py")]

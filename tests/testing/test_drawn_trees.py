@@ -117,7 +117,7 @@ CHECKS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["sparse", "dense"])
 def test_a_good_proposer_of_drawn_trees_passes(form: str) -> None:
     results = check_proposer(Network, SETTINGS | {"draft_distribution": form}, only=CHECKS)

@@ -141,7 +141,7 @@ def test_every_check_has_a_mutant():
     assert {check.name for check in ALL_CHECKS} - on_a_device == {check for check, *_ in (*CAUGHT, *BROKEN)}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("good", GOOD, ids=lambda each: each.__name__)
 def test_good_proposer_passes_every_check(good):
     results = check_proposer(good, level="full")

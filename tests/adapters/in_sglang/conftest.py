@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,14 @@ def prompts_of_text():
 @pytest.fixture(scope="session")
 def plain(sglang):
     return sglang()
+
+
+@pytest.fixture
+def record(shown):
+    """Note what a run showed, or why SGLang did not start."""
+
+    def note(*capabilities, run=None, refused=None):
+        workers = [] if run is None else [("of the scheduler", run["report"]["propose_calls"])]
+        shown(f"SGLang {metadata.version('sglang')}, CPU", *capabilities, workers=workers, refused=refused)
+
+    return note

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from drafter_servers import served
 from sglang_process import in_process
 
 from specdec import LLM, SamplingParams
@@ -21,11 +22,49 @@ def with_ngram(sglang):
     return sglang(NGRAM)
 
 
-def test_text_is_that_of_plain_sglang(plain, with_ngram):
+def test_text_is_that_of_plain_sglang(plain, with_ngram, record):
     assert with_ngram["texts"] == plain["texts"]
     assert with_ngram["report"]["num_accepted_draft_tokens"] > 20
     assert with_ngram["report"]["errors"] == {}
     assert plain["report"] is None
+    record("host proposers", "several requests at a time", run=with_ngram)
+
+
+UNCHANGED = {
+    "several proposers in one (a combinator)": {"method": "sglang_proposers:LookUpThenSuffix"},
+    "drafts in trees": {"method": "everywhere:Tree"},
+    "classes written for vLLM's custom_class": {"method": "foreign_classes:Lookup"},
+    "candidate generators of transformers": {
+        "model": "transformers.generation.candidate_generator.PromptLookupCandidateGenerator"
+    },
+    "a drafter in a process of its own": NGRAM | {"isolation": "process"},
+}
+
+
+@pytest.mark.parametrize("capability", UNCHANGED)
+def test_the_classes_of_other_engines_draft_unchanged(plain, sglang, record, capability):
+    run = sglang(UNCHANGED[capability] | {"on_proposer_error": "raise"})
+    assert run["texts"] == plain["texts"]
+    assert run["report"]["num_accepted_draft_tokens"] > 10
+    assert run["report"]["errors"] == {}
+    record(capability, run=run)
+
+
+def test_a_server_drafts_as_one_process_does(plain, with_ngram, sglang, record, tmp_path):
+    options = NGRAM["proposer_config"]
+    with served("ngram", f"ipc://{tmp_path}/drafter", proposer_config=options) as (_, address):
+        run = sglang({"method": "remote", "proposer_config": {"address": address}})
+    assert run["texts"] == plain["texts"]
+    assert run["report"] == with_ngram["report"] | {"proposer": run["report"]["proposer"]}
+    record("a drafter that a server runs", run=run)
+
+
+def test_no_misuse_ends_the_engine(plain, sglang, record):
+    run = sglang({"method": "everywhere:Misuser", "on_proposer_error": "skip_step"})
+    assert run["texts"] == plain["texts"]
+    assert set(run["report"]["errors"]) == {"SD-E200", "SD-E201", "SD-E203", "SD-E210"}
+    assert sum(run["report"]["errors"].values()) == run["report"]["propose_calls"]
+    record("misuse ends nothing", "a failing proposer is handled as asked", run=run)
 
 
 def test_as_many_drafts_are_accepted_as_in_our_engine(with_ngram, vllm_target, prompts_of_text):
@@ -39,7 +78,7 @@ def test_as_many_drafts_are_accepted_as_in_our_engine(with_ngram, vllm_target, p
         assert theirs[name] == ours[name], name
 
 
-def test_requests_that_start_are_taken_back_end_or_are_left_are_told(plain, sglang, tmp_path):
+def test_requests_that_start_are_taken_back_end_or_are_left_are_told(plain, sglang, record, tmp_path):
     config = {"method": "sglang_proposers:Diary", "proposer_config": {"path": str(tmp_path / "diary")}}
     run = sglang(config, leaves=True, SGLANG_TEST_RETRACT="1", SGLANG_TEST_RETRACT_INTERVAL="5")
     assert run["texts"] == plain["texts"]
@@ -52,19 +91,37 @@ def test_requests_that_start_are_taken_back_end_or_are_left_are_told(plain, sgla
     ends = {name: reason for event, name, reason in lines if event == "finish"}
     assert ends.pop("left") == "abort"
     assert ends == {f"request-{i}": reason["type"] for i, (_, reason) in enumerate(plain["texts"])}
+    record("start and finish are told, rows are stable", "preemption is told", "sampling parameters", run=run)
 
 
-def test_a_failing_proposer_is_switched_off_and_the_text_goes_on(plain, sglang):
+def test_a_failing_proposer_is_switched_off_and_the_text_goes_on(plain, sglang, record):
     run = sglang({"method": "sglang_proposers:Fails"})
     assert run["texts"] == plain["texts"]
     assert run["report"]["enabled"] is False
     assert sum(run["report"]["errors"].values()) == run["report"]["propose_calls"] == 3
     assert "on purpose" in run["log"]
+    record("a failing proposer is handled as asked", run=run)
 
 
-def test_what_cannot_draft_there_keeps_sglang_from_starting(sglang, tiny_drafter):
-    with pytest.raises(AssertionError, match=r"SD-E121(.|\n)*DraftKV was not tried"):
-        sglang({"model": tiny_drafter("eagle3")})
+REFUSED = {
+    "a draft network with KV of its own": {"method": "everywhere:KVWitness"},
+    "hidden states, final and between layers": {"method": "everywhere:EarlyExit"},
+    "the target's most likely tokens": {"method": "token_recycling"},
+    "the target's keys and values": {"method": "everywhere:CacheReader"},
+    "the target's own layers": {
+        "method": "specdec.plugins.layer_skip.proposer:LayerSkipProposer",
+        "proposer_config": {"exit_layer": 6},
+    },
+}
+
+
+@pytest.mark.parametrize("capability", REFUSED)
+def test_what_cannot_draft_there_keeps_sglang_from_starting(sglang, record, capability):
+    with pytest.raises(AssertionError) as ended:
+        sglang(REFUSED[capability])
+    reason = re.search(r"^ *reason +(.*)$", str(ended.value), flags=re.MULTILINE)
+    assert reason, ended.value
+    record(capability, refused=reason[1])
 
 
 def test_the_how_to_runs_as_it_is_written(plain, sglang_environment, vllm_target, tmp_path):

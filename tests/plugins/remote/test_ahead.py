@@ -92,7 +92,7 @@ def guess_of(hosted, dice):
     return guess
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("config", [DRAFT_MODEL, DRAFT_MODEL | {"num_speculative_tokens": 1}])
 def test_prepared_drafts_are_those_that_it_makes_when_it_is_asked(config) -> None:
     ahead, plain = hosted_with(config, ahead=6), hosted_with(config)

@@ -123,6 +123,7 @@ def steps_of(llm):
         yield conversation._waited - waited, time.monotonic() - begin
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("deadline_ms", "longest"), [(None, 2.9), (20, 0.9)])  # s; a hang is one
 def test_one_that_is_stopped_costs_a_wait_that_is_bounded_and_said(deadline_ms, longest, plain, caplog) -> None:
     llm = engine(NGRAM | {"isolation": {"kind": "process", "hang_seconds": 1, "deadline_ms": deadline_ms}})

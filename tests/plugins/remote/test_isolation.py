@@ -173,7 +173,7 @@ def test_a_class_of_the_script_itself_is_refused(tmp_path) -> None:
 # As in one process
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "config",
     [
