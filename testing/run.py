@@ -27,6 +27,7 @@ SIMPLEST = ("deterministic", "accepts_and_rejects")
 """Comparisons that every later one contains: where one of them fails, a later difference says nothing new."""
 
 NUM_FRAMES = 8  # of a stack that is shown
+_NO_TARGET = "no target"
 
 
 def check_proposer(
@@ -93,8 +94,7 @@ class Run:
     def _run(self, check: Check, subject: Subject) -> CheckResult:
         if self.isolation is not None:
             return _run_apart(check, subject, self.timeout)
-        _ = subject.target  # where it does not load, no proposer is to blame
-        return run_check(check, subject, self.timeout)
+        return _checked(check, subject, self.timeout)
 
     def _explained(self, result: CheckResult) -> CheckResult:
         first = self._first.get(result.cause, "")
@@ -149,10 +149,24 @@ def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> Che
     )
 
 
+def _checked(check: Check, subject: Subject, timeout: float) -> CheckResult:
+    _ = subject.target  # where it does not load, no proposer is to blame
+    return run_check(check, subject, timeout)
+
+
 def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:
-    """`run_check` in a process of its own, which may end."""
+    """The same in a process of its own, which may end."""
+
+    def work() -> str:
+        try:
+            return json.dumps(asdict(_checked(check, subject, timeout)))
+        except Exception:
+            return _NO_TARGET
+
     start = time.perf_counter()
-    said = in_a_fork(lambda: json.dumps(asdict(run_check(check, subject, timeout))), timeout)
+    said = in_a_fork(work, timeout)
+    if isinstance(said, str) and said.strip() == _NO_TARGET:
+        return _checked(check, subject, timeout)  # raises here what it raised there
     if isinstance(said, str):
         return CheckResult(**json.loads(said))
     facts = {

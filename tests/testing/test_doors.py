@@ -125,9 +125,10 @@ def test_unknown_proposer_is_an_error_and_no_result():
         check_proposer("nobodys-proposer")
 
 
-def test_a_target_that_does_not_load_is_an_error_and_no_result():
+@pytest.mark.parametrize("isolation", [None, "process"])
+def test_a_target_that_does_not_load_is_an_error_and_no_result(isolation):
     with pytest.raises(ConfigError, match="SD-E140"):
-        check_proposer(good_proposers.Followers, target="no/such/target")
+        check_proposer(good_proposers.Followers, target="no/such/target", isolation=isolation)
     with pytest.raises(ConfigError, match="SD-E140"):  # the door of a class, and of pytest without a test file
         Run().check(ALL_CHECKS[0], Subject(good_proposers.Followers, {}, "no/such/target"))
 
