@@ -30,7 +30,7 @@ from specdec.core.host import (
     registry,
 )
 from specdec.sdk.errors import Refusal, RequestError
-from specdec.sdk.extensions import Ahead, DraftKV, Metrics, TargetTokens
+from specdec.sdk.extensions import Ahead, DraftKV, TargetTokens
 from specdec.sdk.types import TargetInfo
 
 from ..best_path import PathViews, on_best_path
@@ -76,7 +76,7 @@ class Drafting:
         settings = registry.PluginSettings.from_environment(os.environ)
         hooks = registry.load_hooks(settings)
         missing = withheld("SGLang", "SGLang's cache is its own", torch.device(info.device))
-        for each in (TargetTokens, DraftKV, Ahead, Metrics):
+        for each in (TargetTokens, DraftKV, Ahead):
             missing[each.id] = f"{each.__name__} was not tried inside SGLang", _REST
         speculation = Speculation.prepare(config, info, settings, hooks, withheld=missing)
         assert speculation is not None, "a config was given"
@@ -112,12 +112,15 @@ class Drafting:
         self._progress.finish([text.request])
 
     def report(self) -> dict[str, Any]:
-        """The proposer, whether it is asked, calls of `propose`, errors by code, acceptance as the core counts."""
+        """The proposer, whether it is asked, calls, errors by code, its own figures, acceptance as the core counts."""
+        self._host.metrics_wanted = True
+        self._host.ask_metrics()
         return {
             "proposer": self.metrics.proposer,
             "enabled": self._host.enabled,
             "propose_calls": self.metrics.counts["proposer_propose_calls"],
             "errors": dict(self.metrics.proposer_errors),
+            "figures": self._host.own_metrics,
             **self.metrics.acceptance.as_dict(),
         }
 

@@ -16,7 +16,9 @@ from specdec.adapters.sglang.chains import as_chains
 from specdec.adapters.sglang.compatibility import METHODS, differences
 from specdec.adapters.sglang.drafting import Drafting, as_request
 from specdec.core.host import EngineConfig, SpeculativeConfig, target_info
+from specdec.sdk import Needs
 from specdec.sdk.errors import PluginLoadError
+from specdec.sdk.extensions import Metrics
 
 
 class Req:
@@ -57,6 +59,20 @@ class Shown(RepeatLast):
         starts, counts = step.kept.kept_start.tolist(), step.kept.num_kept.tolist()
         for name, start, count in zip(step.request_ids, starts, counts, strict=True):
             self.positions.setdefault(name, []).append([*range(start, start + count)])
+
+
+class Counts(RepeatLast):
+    """Publishes how often it drafted."""
+
+    needs = Needs(history=True, extensions=(Metrics(),))
+    num_drafted = 0
+
+    def draft(self, request, tokens, k):
+        self.num_drafted += 1
+        return super().draft(request, tokens, k)
+
+    def metrics(self):
+        return {"drafted": self.num_drafted}
 
 
 class Fails(RepeatLast):
@@ -166,6 +182,15 @@ def test_what_comes_behind_the_end_of_a_request_is_not_its_text(told):
     assert told.propose([req]) == [[]]
     told.finish("a")
     assert Told.ends == [("a", "length", [7, 7])]
+
+
+def test_its_own_figures_are_those_of_now(drafting):
+    counts = drafting(f"{__name__}:Counts")
+    req = Req("a", [5, 6])
+    for drafted in (1, 2):
+        req.output_ids.append(7)
+        counts.propose([req])
+        assert counts.report()["figures"] == {"proposer_counts_drafted": drafted}
 
 
 def test_a_failing_proposer_is_asked_no_more_after_three_errors(drafting):
