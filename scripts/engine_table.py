@@ -76,11 +76,11 @@ Record = Mapping[str, Mapping[str, Sequence[Shown]]]
 
 def page(record: Record) -> str:
     """A row per capability, a column per engine. A cell leads to the file of its first test, and names that test."""
+    engines = sorted(record, key=lambda engine: (not engine.startswith("specdec"), engine.lower()))  # our own first
     rows = [
-        [capability, *(_cell(capabilities.get(capability, ())) for capabilities in record.values())]
-        for capability in CAPABILITIES
+        [capability, *(_cell(record[engine].get(capability, ())) for engine in engines)] for capability in CAPABILITIES
     ]
-    head = [["capability", *record], ["---"] * (len(record) + 1)]
+    head = [["capability", *engines], ["---"] * (len(engines) + 1)]
     return HEAD + "\n".join(f"| {' | '.join(row)} |" for row in (*head, *rows)) + "\n"
 
 
