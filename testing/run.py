@@ -27,7 +27,6 @@ SIMPLEST = ("deterministic", "accepts_and_rejects")
 """Comparisons that every later one contains: where one of them fails, a later difference says nothing new."""
 
 NUM_FRAMES = 8  # of a stack that is shown
-_NO_TARGET = "no target"
 
 
 def check_proposer(
@@ -92,9 +91,8 @@ class Run:
         return self._explained(result)
 
     def _run(self, check: Check, subject: Subject) -> CheckResult:
-        if self.isolation is not None:
-            return _run_apart(check, subject, self.timeout)
-        return _checked(check, subject, self.timeout)
+        run = _checked if self.isolation is None else _run_apart
+        return run(check, subject, self.timeout)
 
     def _explained(self, result: CheckResult) -> CheckResult:
         first = self._first.get(result.cause, "")
@@ -161,14 +159,13 @@ def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:
         try:
             return json.dumps(asdict(_checked(check, subject, timeout)))
         except Exception:
-            return _NO_TARGET
+            return json.dumps(None)
 
     start = time.perf_counter()
     said = in_a_fork(work, timeout)
-    if isinstance(said, str) and said.strip() == _NO_TARGET:
-        return _checked(check, subject, timeout)  # raises here what it raised there
     if isinstance(said, str):
-        return CheckResult(**json.loads(said))
+        result = json.loads(said)
+        return CheckResult(**result) if result else _checked(check, subject, timeout)  # raises here what it did there
     facts = {
         "expected": "a process that goes on",
         "found": f"it ended {said.how}",

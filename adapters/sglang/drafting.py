@@ -53,7 +53,10 @@ class _Text:
 
 
 class Drafting:
-    """A request has a row while SGLang decodes it. One that SGLang takes back (a retraction) is told as preempted."""
+    """A request has a row while SGLang decodes it.
+
+    One that SGLang takes back (a retraction) is told as preempted, where a step runs without it.
+    """
 
     def __init__(self, speculation: Speculation, observers: registry.Observers, tokenizer: Any) -> None:
         info, loaded = speculation.info, speculation.loaded

@@ -99,7 +99,7 @@ def test_requests_that_start_are_taken_back_end_or_are_left_are_told(plain, sgla
     lines = [line.split(" ") for line in (tmp_path / "diary").read_text().splitlines()]
     count = Counter(event for event, *_ in lines)
     assert count["start"] == count["finish"] == len(plain["texts"]) + 1
-    assert 0 < count["preempt"] <= run["retractions"], "one that is taken back before it is decoded again was told"
+    assert 0 < count["preempt"] <= run["retractions"], "told where a step ran without it"
     ends = {name: reason for event, name, reason in lines if event == "finish"}
     assert ends.pop("left") == "abort"
     assert ends == {f"request-{i}": reason["type"] for i, (_, reason) in enumerate(plain["texts"])}
@@ -115,23 +115,22 @@ def test_a_failing_proposer_is_switched_off_and_the_text_goes_on(plain, sglang, 
     record("a failing proposer is handled as asked", run=run)
 
 
+LAYER_SKIP = {"method": "specdec.plugins.layer_skip.proposer:LayerSkipProposer", "proposer_config": {"exit_layer": 6}}
 REFUSED = {
-    "a draft network with KV of its own": {"method": "everywhere:KVWitness"},
-    "hidden states, final and between layers": {"method": "everywhere:EarlyExit"},
-    "the target's most likely tokens": {"method": "token_recycling"},
-    "the target's keys and values": {"method": "everywhere:CacheReader"},
-    "the target's own layers": {
-        "method": "specdec.plugins.layer_skip.proposer:LayerSkipProposer",
-        "proposer_config": {"exit_layer": 6},
-    },
+    "a draft network with KV of its own": ({"method": "everywhere:KVWitness"}, "DraftKV was not tried"),
+    "hidden states, final and between layers": ({"method": "everywhere:EarlyExit"}, "the target's hidden states"),
+    "the target's most likely tokens": ({"method": "token_recycling"}, "TargetTokens was not tried"),
+    "the target's keys and values": ({"method": "everywhere:CacheReader"}, "SGLang's cache is its own"),
+    "the target's own layers": (LAYER_SKIP, "SGLang's cache is its own"),
 }
 
 
 @pytest.mark.parametrize("capability", REFUSED)
 def test_what_cannot_draft_there_keeps_sglang_from_starting(sglang, record, capability):
-    with pytest.raises(AssertionError) as ended:
-        sglang(REFUSED[capability])
-    reason = re.search(r"^ *reason +(.*)$", str(ended.value), flags=re.MULTILINE)
+    config, why = REFUSED[capability]
+    with pytest.raises(AssertionError, match="SD-E121") as ended:
+        sglang(config)
+    reason = re.search(rf"^ *reason +(.*{re.escape(why)}.*)$", str(ended.value), flags=re.MULTILINE)
     assert reason, ended.value
     record(capability, refused=reason[1])
 
