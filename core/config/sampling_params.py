@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from specdec.sdk.config import StrictModel, StructuredOutputs
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.ranges import (
+    INT64_MAX,
     Bias,
     Factor,
     Limit,
@@ -37,9 +38,10 @@ class SamplingParams(StrictModel):
     top_p: PositiveShare = Field(default=1.0, description="the likeliest tokens that make up this mass; 1: off")
     min_p: Share = Field(default=0.0, description="tokens at least this likely, relative to the likeliest; 0: off")
     seed: Seed | None = Field(default=None, description="None: derived from the engine's seed and the request's number")
-    max_tokens: Limit = Field(default=16, description="output tokens, at most")
+    max_tokens: Limit = Field(default=16, description="output tokens, at most; None: as many as fit")
     min_tokens: LimitOrZero = Field(default=0, description="no end of sequence and no stop token before this many")
     stop: tuple[str, ...] = Field(default=(), description="texts that end the request; not part of its output")
+    include_stop_str_in_output: bool = Field(default=False, description="the text ends with the stop text")
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), description="tokens that end the request")
     ignore_eos: bool = Field(default=False, description="go on after an end of sequence")
     repetition_penalty: Factor = Field(default=1.0, description="of prompt and output tokens")
@@ -75,6 +77,11 @@ class SamplingParams(StrictModel):
     @classmethod
     def _from_mapping(cls, value: Any) -> Any:
         return StructuredOutputs.parse(value, "structured_outputs") if isinstance(value, Mapping) else value
+
+    @field_validator("max_tokens", mode="before")
+    @classmethod
+    def _none_is_no_limit(cls, value: Any) -> Any:
+        return INT64_MAX if value is None else value
 
     @field_validator("top_k")
     @classmethod

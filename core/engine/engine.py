@@ -100,7 +100,6 @@ class Engine:
         seed = params.seed
         if seed is None:
             seed = random.Random(f"{self.config.seed}:{self._num_added}").getrandbits(63)
-        needs_text = params.detokenize and self.tokenizer is not None
         stop_ids = frozenset(params.stop_token_ids)
         return Request(
             request_id=request_id,
@@ -109,11 +108,17 @@ class Engine:
             seed=seed,
             max_total_tokens=min(len(token_ids) + params.max_tokens, self.parts.plan.info.max_model_len),
             end_token_ids=stop_ids if params.ignore_eos else stop_ids | self.parts.model.eos_token_ids,
-            detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens) if needs_text else None,
+            detokenizer=self._detokenizer(params),
             prompt=text,
             grammar=self.parts.grammars.start(params.structured_outputs, request_id),
             options=options,
         )
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        if self.tokenizer is None or not params.detokenize:
+            return None
+        include_stop = params.include_stop_str_in_output
+        return Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens, include_stop=include_stop)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt. Raises RequestError: SD-E153 without a tokenizer, SD-E212 for what is no text."""

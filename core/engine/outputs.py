@@ -18,6 +18,13 @@ class CompletionOutput:
     logprobs: tuple[dict[int, float], ...] | None
     spec_decode_metrics: dict[str, Any]
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum the log-probabilities of the output's tokens. None where none were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(each[token_id] for each, token_id in zip(self.logprobs, self.token_ids, strict=True))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:

@@ -28,14 +28,16 @@ _BYTE = re.compile(r"<0x..>")  # a token that is one byte; a wrong byte changes 
 class Detokenizer:
     """Decodes token by token and looks for stop texts. In the end its text is the tokenizer's own of all tokens.
 
-    `text` is what may be shown: it never includes a stop text, nor, before the request ended, a beginning of one, or
-    what a later token may still change.
+    `text` is what may be shown: it includes a stop text only where that is asked for, and, before the request ended, no
+    beginning of one, nor what a later token may still change.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str], skip_special_tokens: bool, *, include_stop: bool = False
+    ) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._decode = partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
-        self.stop = tuple(stop)
+        self.stop, self._include_stop = tuple(stop), include_stop
         self._holdback = max((len(text) for text in stop), default=1) - 1
         self._settled = ""
         self._before: list[int] = []  # the last tokens that settled: the first token of a text is decoded otherwise
@@ -83,7 +85,8 @@ class Detokenizer:
         if not places or not may_stop:
             return None
         at, text = min(places)
-        self._settled, self._lead, self._before, self._open = decoded[:at], "", [], []
+        end = at + len(text) if self._include_stop else at
+        self._settled, self._lead, self._before, self._open = decoded[:end], "", [], []
         return text
 
     def text(self, finished: bool) -> str:
@@ -274,6 +277,8 @@ class Request:
         stop_text = None
         if self.detokenizer is not None and not ended_by_token:
             stop_text = self.detokenizer.append(token_id, may_stop)
+        elif self.detokenizer is not None and self.params.include_stop_str_in_output:
+            self.detokenizer.extend([token_id])
         if ended_by_token or stop_text is not None:
             asked_for = token_id in self.params.stop_token_ids
             self._finish(FinishReason.STOP, token_id if ended_by_token and asked_for else stop_text)

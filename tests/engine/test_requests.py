@@ -260,6 +260,7 @@ def test_max_model_len_is_exact(room, prompts, truth, sequences):
     output = one(llm, prompts[0])
     assert list(output.token_ids) == truth[0][:room]
     assert output.finish_reason == "length"
+    assert one(llm, prompts[0], max_tokens=None).token_ids == output.token_ids, "None: as many as fit"
 
 
 @pytest.mark.parametrize("at", range(0, 14, 3))
@@ -268,6 +269,8 @@ def test_a_stop_token_ends_inside_accepted_drafts(at, drafting, prompts, truth, 
     output = one(drafting, prompts[0], stop_token_ids=[stop])
     assert list(output.token_ids) == truth[0][: truth[0].index(stop) + 1]
     assert output.text == text_of(tokenizer, output.token_ids[:-1]), "the stop token is no part of the text"
+    including = one(drafting, prompts[0], stop_token_ids=[stop], include_stop_str_in_output=True)
+    assert including.text == text_of(tokenizer, output.token_ids), "unless that is asked for"
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
 
 
@@ -318,6 +321,8 @@ def test_a_stop_text_ends_before_itself_across_token_borders(start, width, draft
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
     least = next(n for n in range(len(truth[0]) + 1) if stop in text_of(tokenizer, truth[0][:n]))
     assert list(output.token_ids) == truth[0][:least]
+    including = one(drafting, prompts[0], stop=[stop], include_stop_str_in_output=True)
+    assert including.text == text[: text.find(stop) + width]
 
 
 def test_the_first_of_several_stop_texts_wins(drafting, prompts, truth, tokenizer):
@@ -581,7 +586,9 @@ def test_logprobs_are_those_of_a_plain_forward(count, drafting, prompts, truth, 
 def test_logprobs_are_of_the_tokens_kept_where_a_stop_cuts(drafting, prompts, truth):
     output = one(drafting, prompts[0], logprobs=0, stop_token_ids=[truth[0][9]])
     assert [list(each) for each in output.logprobs] == [[token_id] for token_id in output.token_ids]
-    assert one(drafting, prompts[0]).logprobs is None
+    assert output.cumulative_logprob == pytest.approx(sum(value for each in output.logprobs for value in each.values()))
+    plain = one(drafting, prompts[0])
+    assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
 
 
 def naive_greedy(model, prompt, params, count):

@@ -10,6 +10,8 @@ class CompletionOutput:
     stop_reason: int | str | None
     logprobs: tuple[dict[int, float], ...] | None
     spec_decode_metrics: dict[str, Any]
+    @property
+    def cumulative_logprob(self) -> float | None: ...
 
 class LLM:
     def __init__(self, model: str | Path, *, speculative_config: SpeculativeSettings = None, plugin_settings: PluginSettings | None = None, **settings: Any) -> None: ...
@@ -54,6 +56,7 @@ class SamplingParams(StrictModel):
     max_tokens: Limit = Field(default=16)
     min_tokens: LimitOrZero = Field(default=0)
     stop: tuple[str, ...] = Field(default=())
+    include_stop_str_in_output: bool = Field(default=False)
     stop_token_ids: tuple[TokenId, ...] = Field(default=())
     ignore_eos: bool = Field(default=False)
     repetition_penalty: Factor = Field(default=1.0)
