@@ -19,6 +19,7 @@ from specdec.core.host import (
     Committed,
     Computed,
     DistributionBuffers,
+    DraftStore,
     EngineMetrics,
     EngineServices,
     FinishReason,
@@ -140,7 +141,7 @@ class Hosted:
         self._table = addressing.table
         services.lay_out_draft_kv(self._rows.pool.num_blocks, addressing)
         self.host.warm_up()
-        drafts = views.store(DistributionBuffers.none())
+        drafts = DraftStore(DistributionBuffers.none())
         self._progress = RequestProgress(drafts, self.host, metrics, self._rows.unseat)
         self._texts: dict[str, _Text] = {}
         self._outcomes = NumOutcomes(ahead if "draft_ahead" in loaded.methods else 0, time.perf_counter)

@@ -17,6 +17,7 @@ from specdec.core.host import (
     Committed,
     Computed,
     DistributionBuffers,
+    DraftStore,
     EngineMetrics,
     EngineServices,
     FinishReason,
@@ -33,7 +34,7 @@ from specdec.sdk.errors import Refusal, RequestError
 from specdec.sdk.extensions import Ahead, DraftKV, TargetTokens
 from specdec.sdk.types import TargetInfo
 
-from ..best_path import PathViews, on_best_path
+from ..best_path import PathHost, PathViews
 from ..request_options import no_drafts, read_request, sampled_alike
 from ..serving.no_target import NoTarget
 from ..withheld import withheld
@@ -65,11 +66,11 @@ class Drafting:
         views = PathViews(loaded.needs, loaded.config.width, info, target.device)
         self.metrics = EngineMetrics(info.model, loaded.plugin.label)
         services = EngineServices(info, loaded.needs, target, tokenizer, profile_of(target.device).backend)
-        self._host = speculation.host(services, self.metrics, observers, target.device, views)
+        self._host = speculation.host(services, self.metrics, observers, target.device, views, kind=PathHost)
         self._host.warm_up()
         self._info, self._loaded = info, loaded
         self._rows = RowTable(info.max_num_seqs, BlockPool(0, info.block_size, 0))
-        drafts = views.store(DistributionBuffers.none())
+        drafts = DraftStore(DistributionBuffers.none())
         self._progress = RequestProgress(drafts, self._host, self.metrics, self._release)
         self._texts: dict[str, _Text] = {}
 
@@ -94,7 +95,7 @@ class Drafting:
         going_on = [each for each in committed if each is not None and each.request.finish_reason is None]
         nothing = torch.zeros(0, dtype=torch.int64)  # a host proposer is shown what was committed
         checked = self._progress.propose(going_on, self._loaded.config.width, Computed(nothing, nothing))
-        chains = on_best_path(checked)[0].token_ids if checked else [[] for _ in going_on]
+        chains = checked.token_ids if checked else [[] for _ in going_on]
         drafts = dict(zip([each.request.request_id for each in going_on], chains, strict=True))
         for text in texts:
             text.draft = drafts.get(text.request.request_id, [])

@@ -16,6 +16,7 @@ from specdec import SamplingParams
 from specdec.core.host import (
     BlockPool,
     Committed,
+    DraftStore,
     EngineConfig,
     EngineMetrics,
     EngineServices,
@@ -35,7 +36,7 @@ from specdec.sdk.errors import ConfigError, RequestError
 from specdec.sdk.extensions import DraftKV
 from specdec.sdk.types import SamplingView, TargetInfo
 
-from ..best_path import PathViews
+from ..best_path import PathHost, PathViews
 from ..withheld import withheld
 from .call import Call
 from .compiled import as_generated
@@ -121,7 +122,7 @@ class SpeculativeDecoding:
         self._scheduler.target = self._target
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
         services = EngineServices(info, needs, self._target, tokenizer, profile.backend)
-        self._host = speculation.host(services, self.metrics, observers, model.device, self._views)
+        self._host = speculation.host(services, self.metrics, observers, model.device, self._views, kind=PathHost)
         services.lay_out_draft_kv(num_blocks, addressing)
         self._host.warm_up()
         num_blocks += addressing.num_pad_blocks
@@ -130,7 +131,7 @@ class SpeculativeDecoding:
             self._target,
             no_layers,  # a call brings its own keys and values
             self._scheduler,
-            self._views.store(speculation.distribution_buffers(model.device)),
+            DraftStore(speculation.distribution_buffers(model.device)),
             self.metrics,
             self._host,
             addressing=addressing,
