@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from specdec.sdk.errors import PluginLoadError, message
 
-from ..vllm import PREFIX, method_of
+from ..vllm import is_ours
 from ..vllm_shared import refused_drafts
 from .compatibility import facts_of, v2_differences
 from .plan import KEY, plan_of
@@ -76,13 +76,6 @@ def forced() -> bool:
     return bool(vllm.envs.VLLM_USE_V2_MODEL_RUNNER)
 
 
-def is_ours(speculative: Any) -> bool:
-    """Whether a vLLM `speculative_config` names a proposer of ours. None: no speculation."""
-    if speculative is None or speculative.method != "custom_class":
-        return False
-    return isinstance(speculative.model, str) and speculative.model.startswith(PREFIX)
-
-
 def _as_written(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(original)
     def post_init(speculative: Any) -> Any:
@@ -132,7 +125,7 @@ def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], No
         if is_ours(config.speculative_config):
             from ..vllm_shared import request_check, workers_page
 
-            request_check.install(is_ours, method_of)
+            request_check.install()
             workers_page.show()
             if refused_drafts.must_stay(config):
                 config.additional_config = {**config.additional_config, refused_drafts.KEY: True}
