@@ -191,8 +191,10 @@ def _init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
         """Called while the runner is made."""
         if not is_ours(vllm_config.speculative_config):
             return original(vllm_config, device, req_states)
+        from .hooks import install
         from .speculator import Speculator
 
+        install()
         return Speculator(vllm_config, device, req_states)
 
     return init_speculator
