@@ -56,9 +56,15 @@ def read_request(
     return RequestOptions(loaded.read_request(beside | {registry.REQUEST_SECTION: own}, request_id), read)
 
 
-def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOptions:
-    """Options of a request that runs and cannot be refused any more: it gets no drafts."""
-    return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
+def read_running(
+    loaded: registry.LoadedProposer, extra_args: Mapping[str, Any] | None, request_id: str
+) -> RequestOptions:
+    """Read a request that runs and cannot be refused any more: it gets no drafts where `read_request` raises."""
+    try:
+        return read_request(loaded, extra_args, request_id)
+    except RequestError as error:
+        logger.warning("%s\n  effect  no drafts for this request", error)
+        return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
 
 
 def sampled_alike(request_id: str, plugin: PluginId, **theirs: Any) -> SamplingParams:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -30,16 +29,14 @@ from specdec.core.host import (
     profile_of,
     registry,
 )
-from specdec.sdk.errors import Refusal, RequestError
+from specdec.sdk.errors import Refusal
 from specdec.sdk.extensions import Ahead, DraftKV, TargetTokens
 from specdec.sdk.types import TargetInfo
 
 from ..best_path import PathHost, PathViews
-from ..request_options import no_drafts, read_request, sampled_alike
+from ..request_options import read_running, sampled_alike
 from ..serving.no_target import NoTarget
 from ..withheld import withheld
-
-logger = logging.getLogger("specdec")
 
 _REST = "specdec.LLM, or a proposer that reads tokens alone"
 
@@ -176,11 +173,7 @@ def as_request(req: Any, loaded: registry.LoadedProposer, info: TargetInfo) -> R
     ends = set(theirs.stop_token_ids or ())
     ends |= set() if theirs.ignore_eos else set(req.eos_token_ids or ())
     most = info.max_model_len if theirs.max_new_tokens is None else theirs.max_new_tokens
-    try:
-        options, limits = read_request(loaded, theirs.custom_params, req.rid)
-    except RequestError as error:
-        logger.warning("%s\n  effect  no drafts for this request", error)
-        options, limits = no_drafts(loaded, req.rid)
+    options, limits = read_running(loaded, theirs.custom_params, req.rid)
     greedy = theirs.top_k == 1  # SGLang writes a temperature of 0 so
     params = sampled_alike(
         req.rid,
