@@ -1,4 +1,4 @@
-"""What one request tells the proposer inside another engine, in whatever takes keys that the engine does not read."""
+"""What one request tells a proposer outside our engine: in keys that another engine does not read, or as JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from specdec import SamplingParams
 from specdec.core.host import registry
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.config import unknown_keys
-from specdec.sdk.errors import PluginId, RequestError
+from specdec.sdk.errors import PluginId, RequestError, SpecdecError
 from specdec.sdk.ranges import INT64_MAX, LimitOrZero
 
 logger = logging.getLogger("specdec")
+
+NOT_TAKEN = "SD-E270"
+"""The code of an error that is of interest to the request alone."""
 
 
 class RequestLimits(StrictModel):
@@ -65,6 +68,21 @@ def read_running(
     except RequestError as error:
         logger.warning("%s\n  effect  no drafts for this request", error)
         return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
+
+
+def options_of(loaded: registry.LoadedProposer, text: str, name: str) -> BaseModel | None:
+    """What a client says of a request of its own, in `text`. None: the class has no RequestOptions.
+
+    Raises RequestError: SD-E331 for a text that is no JSON object, SD-E270 for options that the proposer does not take.
+    """
+    section = _as_json(text, name)
+    try:
+        return loaded.read_request({registry.REQUEST_SECTION: section}, name)
+    except SpecdecError:
+        raise
+    except Exception as error:  # of a validator that the plugin wrote
+        facts = {"because": f"{type(error).__name__}: {error}"}
+        raise RequestError(NOT_TAKEN, f"request {name!r}: its options cannot be read", facts) from error
 
 
 def sampled_alike(request_id: str, plugin: PluginId, **theirs: Any) -> SamplingParams:
@@ -124,3 +142,13 @@ def _no_mapping(section: object, found: str) -> ConfigError:
 
 def _refused(error: ConfigError, request_id: str, plugin: PluginId) -> RequestError:
     return RequestError("SD-E270", f"request {request_id!r}: {error.summary}", error.facts, plugin=plugin)
+
+
+def _as_json(text: str, name: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError("SD-E331", "a client sent options that are no JSON", {"request": name}) from error
+    if isinstance(options, dict):
+        return options
+    raise RequestError("SD-E331", "a client sent options that are no JSON object", {"request": name})

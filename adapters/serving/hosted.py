@@ -43,11 +43,11 @@ from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Distribution, Drafted, Drawing, DrawnDraft, End, Form, Row, Start
 
 from ..best_path import PathViews, on_best_path
+from ..request_options import options_of
 from .drawing import distributions_of, with_drawings
 from .no_target import NoTarget
 from .outcomes import NumOutcomes
 from .shown_states import ShownStates
-from .told_options import options_of
 
 CHUNK = 512
 """The most tokens of a request that the proposer is shown in a step of a long prompt."""

@@ -41,10 +41,10 @@ from specdec.sdk.wire import (
     encode,
 )
 
+from ..request_options import NOT_TAKEN
 from .drawing import drawings_of
 from .hosted import Hosted
 from .sessions import ClientId, Limits, Session, Sessions
-from .told_options import NOT_TAKEN
 
 logger = logging.getLogger("specdec")
 
