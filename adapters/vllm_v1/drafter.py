@@ -38,8 +38,9 @@ class Drafter:
 
     def load_model(self, target_model: Any) -> None:
         """Make and bind the proposer, once the target has its weights. vLLM's CPU runner requires this method."""
-        lookahead = self._prepared.speculation.lookahead if self.needs.extension(DraftKV) else None
-        self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(self._prepared.info, lookahead))
+        speculation = self._prepared.speculation
+        lookahead = speculation.lookahead if self.needs.extension(DraftKV) else None
+        self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(speculation.info, lookahead))
         self.driver.lay_out()
         self.exit.callback(self.driver.close)
 
