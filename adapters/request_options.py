@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from annotated_types import Ge, Le
 from pydantic import BaseModel
 
 from specdec import SamplingParams
@@ -88,26 +87,13 @@ def options_of(loaded: registry.LoadedProposer, text: str, name: str) -> BaseMod
 def sampled_alike(request_id: str, plugin: PluginId, **theirs: Any) -> SamplingParams:
     """How another engine samples a request that it has accepted. It verifies by itself: only the proposer reads this.
 
-    A number beyond our range becomes the nearest one in it. A request that cannot be read even so gets no drafts.
+    A request with a number beyond our range gets no drafts.
     """
     try:
-        return SamplingParams(**{name: _in_range(name, value) for name, value in theirs.items()})
+        return SamplingParams(**theirs)
     except ConfigError as error:
         logger.warning("%s\n  effect  no drafts for this request", _refused(error, request_id, plugin))
         return SamplingParams(max_tokens=INT64_MAX, speculative=False)
-
-
-def _in_range(name: str, value: Any) -> Any:
-    """The nearest value that the field takes. One without a range is returned as it is."""
-    if value is None:
-        return None
-    for limit in SamplingParams.model_fields[name].metadata:
-        match limit:
-            case Ge(ge=least):
-                value = max(value, least)
-            case Le(le=most):
-                value = min(value, most)
-    return value
 
 
 def _all_of(extra_args: object) -> dict[str, Any]:
