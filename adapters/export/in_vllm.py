@@ -12,8 +12,7 @@ from specdec.sdk.errors import ConfigError
 
 from ..foreign.vllm_class import VllmClass
 from ..foreign.vllm_keys import vllm_keys
-from .answer import HandOver, Route
-from .asked import Asked
+from .asked import Asked, HandOver, Route
 from .vllm_methods import COMMON, NATIVE, REASONS, VERSIONS, NativeMethod
 
 _ADAPTER = "specdec.adapters.vllm"
