@@ -12,18 +12,14 @@ from torch import Tensor
 from specdec.core.host import (
     CheckedDraft,
     Committed,
-    DistributionBuffers,
     DraftReport,
-    DraftStore,
+    ProposerHost,
     ViewBuilder,
 )
 from specdec.sdk.extensions import RejectedTokens
 from specdec.sdk.needs import Needs
 from specdec.sdk.trees import ROOT
 from specdec.sdk.types import DraftDistribution, KeptTokens, StepView, TargetInfo, TokenHistory
-
-Nodes = dict[int, list[int]]
-"""By row, the nodes of its last tree that are verified."""
 
 
 def on_best_path(draft: CheckedDraft) -> tuple[CheckedDraft, list[list[int]]]:
@@ -80,8 +76,9 @@ class PathViews(ViewBuilder):
     def __init__(self, needs: Needs, width: int, info: TargetInfo, device: torch.device) -> None:
         """Take what `ViewBuilder` takes."""
         super().__init__(needs, width, info, device)
-        self.nodes: Nodes = {}
-        self._shows_nodes, self._draws_trees = self._draws_trees, False
+        self._nodes: dict[int, list[int]] = {}  # by row, those of its last tree that are verified
+        self._rows: list[int] = []  # of the last view
+        self.shows_nodes, self._draws_trees = self._draws_trees, False
 
     def _view(
         self,
@@ -92,36 +89,30 @@ class PathViews(ViewBuilder):
         history: TokenHistory | None,
     ) -> StepView:
         view = super()._view(committed, sent, kept, rejected, history)
-        if not self._shows_nodes:
+        if not self.shows_nodes:
             return view
+        self._rows = [each.row for each in committed]
         table = torch.full((len(committed), self.width), -1)
         for b, each in enumerate(committed):
-            nodes = self.nodes.get(each.row, [])[: each.num_accepted]
+            nodes = self._nodes.get(each.row, [])[: each.num_accepted]
             table[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
         return replace(view, accepted_nodes=table.to(self.device))
 
-    def store(self, buffers: DistributionBuffers) -> DraftStore:
-        """The store in which drafts wait. Of trees it keeps their paths."""
-        return _PathStore(buffers, self.nodes) if self._shows_nodes else DraftStore(buffers)
+    def note(self, paths: Sequence[list[int]]) -> None:
+        """Keep which nodes are verified of the trees that were drawn for the last view."""
+        self._nodes.update(zip(self._rows, paths, strict=True))
 
 
-class _PathStore(DraftStore):
-    """Keeps chains, and notes of which nodes they are."""
+class PathHost(ProposerHost):
+    """The host of a proposer whose trees are verified along one path each."""
 
-    def __init__(self, buffers: DistributionBuffers, nodes: Nodes) -> None:
-        super().__init__(buffers)
-        self._nodes = nodes
+    views: PathViews
 
-    def put(
-        self,
-        rows: Sequence[int],
-        generations: Sequence[int],
-        draft: CheckedDraft,
-        into: Tensor | None = None,
-        *,
-        all_greedy: bool = False,
-    ) -> None:
-        """Store the best path of each tree as a chain, and note its nodes."""
-        chains, paths = on_best_path(draft)
-        self._nodes.update(zip(rows, paths, strict=True))
-        super().put(rows, generations, chains, into, all_greedy=all_greedy)
+    def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
+        """Draft as `ProposerHost` does. The draft is of chains."""
+        checked = super().draft(step, budgets)
+        if checked is None or not self.views.shows_nodes:
+            return checked
+        chains, paths = on_best_path(checked)
+        self.views.note(paths)
+        return chains

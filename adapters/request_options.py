@@ -1,4 +1,4 @@
-"""What one request tells the proposer inside another engine, in whatever takes keys that the engine does not read."""
+"""What one request tells a proposer outside our engine: in keys that another engine does not read, or as JSON."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from annotated_types import Ge, Le
 from pydantic import BaseModel
 
 from specdec import SamplingParams
 from specdec.core.host import registry
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.config import unknown_keys
-from specdec.sdk.errors import PluginId, RequestError
+from specdec.sdk.errors import PluginId, RequestError, SpecdecError
 from specdec.sdk.ranges import INT64_MAX, LimitOrZero
 
 logger = logging.getLogger("specdec")
+
+NOT_TAKEN = "SD-E270"
+"""The code of an error that is of interest to the request alone."""
 
 
 class RequestLimits(StrictModel):
@@ -56,34 +58,42 @@ def read_request(
     return RequestOptions(loaded.read_request(beside | {registry.REQUEST_SECTION: own}, request_id), read)
 
 
-def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOptions:
-    """Options of a request that runs and cannot be refused any more: it gets no drafts."""
-    return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
+def read_running(
+    loaded: registry.LoadedProposer, extra_args: Mapping[str, Any] | None, request_id: str
+) -> RequestOptions:
+    """Read a request that runs and cannot be refused any more: it gets no drafts where `read_request` raises."""
+    try:
+        return read_request(loaded, extra_args, request_id)
+    except RequestError as error:
+        logger.warning("%s\n  effect  no drafts for this request", error)
+        return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
+
+
+def options_of(loaded: registry.LoadedProposer, text: str, name: str) -> BaseModel | None:
+    """What a client says of a request of its own, in `text`. None: the class has no RequestOptions.
+
+    Raises RequestError: SD-E331 for a text that is no JSON object, SD-E270 for options that the proposer does not take.
+    """
+    section = _as_json(text, name)
+    try:
+        return loaded.read_request({registry.REQUEST_SECTION: section}, name)
+    except SpecdecError:
+        raise
+    except Exception as error:  # of a validator that the plugin wrote
+        facts = {"because": f"{type(error).__name__}: {error}"}
+        raise RequestError(NOT_TAKEN, f"request {name!r}: its options cannot be read", facts) from error
 
 
 def sampled_alike(request_id: str, plugin: PluginId, **theirs: Any) -> SamplingParams:
     """How another engine samples a request that it has accepted. It verifies by itself: only the proposer reads this.
 
-    A number beyond our range becomes the nearest one in it. A request that cannot be read even so gets no drafts.
+    A request with a number beyond our range gets no drafts.
     """
     try:
-        return SamplingParams(**{name: _in_range(name, value) for name, value in theirs.items()})
+        return SamplingParams(**theirs)
     except ConfigError as error:
         logger.warning("%s\n  effect  no drafts for this request", _refused(error, request_id, plugin))
         return SamplingParams(max_tokens=INT64_MAX, speculative=False)
-
-
-def _in_range(name: str, value: Any) -> Any:
-    """The nearest value that the field takes. One without a range is returned as it is."""
-    if value is None:
-        return None
-    for limit in SamplingParams.model_fields[name].metadata:
-        match limit:
-            case Ge(ge=least):
-                value = max(value, least)
-            case Le(le=most):
-                value = min(value, most)
-    return value
 
 
 def _all_of(extra_args: object) -> dict[str, Any]:
@@ -118,3 +128,13 @@ def _no_mapping(section: object, found: str) -> ConfigError:
 
 def _refused(error: ConfigError, request_id: str, plugin: PluginId) -> RequestError:
     return RequestError("SD-E270", f"request {request_id!r}: {error.summary}", error.facts, plugin=plugin)
+
+
+def _as_json(text: str, name: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError("SD-E331", "a client sent options that are no JSON", {"request": name}) from error
+    if isinstance(options, dict):
+        return options
+    raise RequestError("SD-E331", "a client sent options that are no JSON object", {"request": name})

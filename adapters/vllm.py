@@ -11,7 +11,7 @@ reads the name only (`vllm_v2/plugin.py`). Importing this module imports no vLLM
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .vllm_v1.drafter import Drafter
@@ -27,6 +27,13 @@ def method_of(model: str) -> str | None:
     """The proposer that vLLM's `model` names. None: the one that the settings name."""
     name = model.removeprefix(PREFIX)
     return None if name == CONFIGURED else name
+
+
+def is_ours(speculative: Any) -> bool:
+    """Whether a vLLM `speculative_config` names a proposer of ours. None: no speculation."""
+    if speculative is None or speculative.method != "custom_class":
+        return False
+    return isinstance(speculative.model, str) and speculative.model.startswith(PREFIX)
 
 
 def __getattr__(name: str) -> type[Drafter]:

@@ -9,8 +9,7 @@ from specdec.core.host import SpeculativeSettings, registry
 from specdec.sdk.errors import ConfigError
 
 from . import in_transformers, in_vllm
-from .answer import HandOver
-from .asked import Asked
+from .asked import Asked, HandOver
 
 __all__ = ["ENGINES", "HandOver", "hand_over"]
 

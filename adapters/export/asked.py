@@ -1,13 +1,18 @@
-"""What is to be handed over: a target, a checked config, and the proposer that it means."""
+"""What is to be handed over: a target, a checked config, and the proposer that it means; and what is printed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from specdec.core.host import SpeculativeConfig, SpeculativeSettings, registry, with_verifier
 from specdec.sdk.check import check_class
 from specdec.sdk.errors import ConfigError, PluginId
 from specdec.sdk.packaged import packaged
+
+Route = Literal["native", "adapter"]
+"""The engine's own drafter (or a class that was written for it), or the proposer of this installation in it."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +48,15 @@ class Asked:
         """The common keys that the user wrote, in order of the config's fields."""
         fields = type(self.config).model_fields
         return {name: getattr(self.config, name) for name in fields if name in self.config.model_fields_set}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandOver:
+    """How another engine runs the same target and proposer."""
+
+    engine: str
+    route: Route
+    text: str  # a shell command or lines of Python
+    settings: Mapping[str, object]  # as the engine takes them
+    dropped: Mapping[str, str] = field(default_factory=dict)  # key -> why it does not survive
+    notes: tuple[str, ...] = ()  # what differs all the same

@@ -6,8 +6,7 @@ from pprint import pformat
 
 from specdec.core.host import SpeculativeConfig
 
-from .answer import HandOver
-from .asked import Asked
+from .asked import Asked, HandOver
 
 _LINES = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer

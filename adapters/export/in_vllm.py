@@ -12,8 +12,7 @@ from specdec.sdk.errors import ConfigError
 
 from ..foreign.vllm_class import VllmClass
 from ..foreign.vllm_keys import vllm_keys
-from .answer import HandOver, Route
-from .asked import Asked
+from .asked import Asked, HandOver, Route
 from .vllm_methods import COMMON, NATIVE, REASONS, VERSIONS, NativeMethod
 
 _ADAPTER = "specdec.adapters.vllm"
@@ -22,7 +21,6 @@ _RUNNERS = (
     "a drafter with KV of its own needs --no-enable-prefix-caching in V1",
     "install specdec-sdk, the plugin and its checkpoint on every machine",
 )
-_VLLMS = ("num_speculative_tokens", "draft_sample_method", "rejection_sample_method")
 
 
 def hand_over(asked: Asked) -> HandOver:
@@ -34,14 +32,13 @@ def hand_over(asked: Asked) -> HandOver:
 
 
 def _native(asked: Asked, method: NativeMethod) -> HandOver:
-    common = {key: value for key, value in asked.written.items() if key in COMMON and value is not None}
     checkpoint = {} if asked.resolved.model is None else {"model": asked.resolved.model}
     taken = method.options | vllm_keys().keys()
     options = {key: value for key, value in asked.options.items() if key in taken}
     no_option = f"vLLM's {asked.plugin.name} has no such option"
     dropped = {key: no_option for key in asked.options if key not in taken}
     dropped |= {key: reason for key, reason in REASONS.items() if key in asked.written}
-    drafter = {"method": asked.plugin.name, **common, **checkpoint, **_of_checkpoint(asked), **options}
+    drafter = {"method": asked.plugin.name, **_common(asked), **checkpoint, **_of_checkpoint(asked), **options}
     return _answer(asked, "native", drafter, {}, dropped, (*method.notes, f"written for vLLM {VERSIONS}"))
 
 
@@ -63,7 +60,7 @@ def _own_class(asked: Asked) -> HandOver:
 def _adapter(asked: Asked) -> HandOver:
     method = asked.plugin.name if asked.config.method in (None, registry.CLASS_PATH_METHOD) else asked.config.method
     short = method.isidentifier()
-    ours = {key: value for key, value in asked.written.items() if key not in (*_VLLMS, "method", "model")}
+    ours = {key: value for key, value in asked.written.items() if key not in COMMON | {"method", "model"}}
     section: dict[str, object] = {} if short else {"method": method}
     section |= {} if asked.resolved.model is None else {"model": asked.resolved.model}
     section |= ours | dict(asked.config.unclaimed)
@@ -77,7 +74,11 @@ def _vllms(asked: Asked) -> dict[str, object]:
     if asked.config.num_speculative_tokens is None:
         facts = {"why": "vLLM asks it of a class", "fix": 'add "num_speculative_tokens": 4'}
         raise ConfigError("SD-E133", "speculative_config has no num_speculative_tokens", facts, plugin=asked.plugin)
-    return {key: asked.written[key] for key in _VLLMS if asked.written.get(key) is not None}
+    return _common(asked)
+
+
+def _common(asked: Asked) -> dict[str, object]:
+    return {key: value for key, value in asked.written.items() if key in COMMON and value is not None}
 
 
 def _answer(

@@ -73,7 +73,6 @@ class Inherited(NamedTuple):
     """What the process has of its keeper's."""
 
     number: int
-    engine: int  # process id
     orders: int  # file descriptors: of the engine's orders, which it does not read,
     reports: int  # and of reports
     stacks: IO[bytes]

@@ -19,6 +19,7 @@ from specdec.core.host import (
     Committed,
     Computed,
     DistributionBuffers,
+    DraftStore,
     EngineMetrics,
     EngineServices,
     FinishReason,
@@ -42,11 +43,11 @@ from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Distribution, Drafted, Drawing, DrawnDraft, End, Form, Row, Start
 
 from ..best_path import PathViews, on_best_path
+from ..request_options import options_of
 from .drawing import distributions_of, with_drawings
 from .no_target import NoTarget
 from .outcomes import NumOutcomes
 from .shown_states import ShownStates
-from .told_options import options_of
 
 CHUNK = 512
 """The most tokens of a request that the proposer is shown in a step of a long prompt."""
@@ -140,7 +141,7 @@ class Hosted:
         self._table = addressing.table
         services.lay_out_draft_kv(self._rows.pool.num_blocks, addressing)
         self.host.warm_up()
-        drafts = views.store(DistributionBuffers.none())
+        drafts = DraftStore(DistributionBuffers.none())
         self._progress = RequestProgress(drafts, self.host, metrics, self._rows.unseat)
         self._texts: dict[str, _Text] = {}
         self._outcomes = NumOutcomes(ahead if "draft_ahead" in loaded.methods else 0, time.perf_counter)

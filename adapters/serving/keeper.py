@@ -96,7 +96,7 @@ class Keeper:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            inherited = Inherited(self._number, self._engine, self._orders, self._reports, self._stacks, self._notes)
+            inherited = Inherited(self._number, self._orders, self._reports, self._stacks, self._notes)
             run(self._order, self._tokenizer, inherited)
             status = 0
         finally:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
+from zmq.utils import z85
 
 from specdec.sdk.addresses import require_private
 from specdec.sdk.errors import ConfigError, ProposerError, RequestError, SpecdecError
@@ -40,11 +41,10 @@ from specdec.sdk.wire import (
     encode,
 )
 
-from .door import Door
+from ..request_options import NOT_TAKEN
 from .drawing import drawings_of
 from .hosted import Hosted
 from .sessions import ClientId, Limits, Session, Sessions
-from .told_options import NOT_TAKEN
 
 logger = logging.getLogger("specdec")
 
@@ -53,6 +53,11 @@ TICK_MS = 1000
 
 WAITING_MESSAGES = 16
 """Of one client, in each direction: a client that sends more waits, one that reads fewer is forgotten."""
+
+ASKED_AT = "inproc://zeromq.zap.01"
+"""Where libzmq asks whether a client may come in (ZeroMQ RFC 27)."""
+
+COME_IN, STAY_OUT = b"200", b"400"
 
 
 class Server:
@@ -241,6 +246,29 @@ class Server:
                 self._hosted.end(name)
             except ProposerError as error:
                 logger.warning("%s", error)
+
+
+class Door:
+    """Lets clients in whose key fits: answers libzmq, in the server's own loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], served: zmq.Socket[bytes], key: ServerKey) -> None:
+        """`served` is encrypted from now on, before it is bound."""
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(ASKED_AT)
+        self._client = z85.decode(key.client)
+        served.zap_domain = b"specdec"
+        served.curve_server = True
+        served.curve_publickey, served.curve_secretkey = key.public.encode(), key.secret.encode()
+
+    def answer(self) -> None:
+        """Answer one question of libzmq: whether a client may connect."""
+        version, number, _, address, _, mechanism, *proof = self.socket.recv_multipart()
+        fits = mechanism == b"CURVE" and proof == [self._client]
+        if not fits:
+            logger.warning("a client at %s has no key that fits", address.decode(errors="replace"))
+        status, text = (COME_IN, b"OK") if fits else (STAY_OUT, b"no key that fits")
+        self.socket.send_multipart([version, number, status, text, b"", b""])
 
 
 def _require_free(address: str) -> None:

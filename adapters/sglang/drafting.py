@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from specdec.core.host import (
     Committed,
     Computed,
     DistributionBuffers,
+    DraftStore,
     EngineMetrics,
     EngineServices,
     FinishReason,
@@ -29,16 +29,14 @@ from specdec.core.host import (
     profile_of,
     registry,
 )
-from specdec.sdk.errors import Refusal, RequestError
+from specdec.sdk.errors import Refusal
 from specdec.sdk.extensions import Ahead, DraftKV, TargetTokens
 from specdec.sdk.types import TargetInfo
 
-from ..best_path import PathViews, on_best_path
-from ..request_options import no_drafts, read_request, sampled_alike
+from ..best_path import PathHost, PathViews
+from ..request_options import read_running, sampled_alike
 from ..serving.no_target import NoTarget
 from ..withheld import withheld
-
-logger = logging.getLogger("specdec")
 
 _REST = "specdec.LLM, or a proposer that reads tokens alone"
 
@@ -65,11 +63,11 @@ class Drafting:
         views = PathViews(loaded.needs, loaded.config.width, info, target.device)
         self.metrics = EngineMetrics(info.model, loaded.plugin.label)
         services = EngineServices(info, loaded.needs, target, tokenizer, profile_of(target.device).backend)
-        self._host = speculation.host(services, self.metrics, observers, target.device, views)
+        self._host = speculation.host(services, self.metrics, observers, target.device, views, kind=PathHost)
         self._host.warm_up()
         self._info, self._loaded = info, loaded
         self._rows = RowTable(info.max_num_seqs, BlockPool(0, info.block_size, 0))
-        drafts = views.store(DistributionBuffers.none())
+        drafts = DraftStore(DistributionBuffers.none())
         self._progress = RequestProgress(drafts, self._host, self.metrics, self._release)
         self._texts: dict[str, _Text] = {}
 
@@ -94,7 +92,7 @@ class Drafting:
         going_on = [each for each in committed if each is not None and each.request.finish_reason is None]
         nothing = torch.zeros(0, dtype=torch.int64)  # a host proposer is shown what was committed
         checked = self._progress.propose(going_on, self._loaded.config.width, Computed(nothing, nothing))
-        chains = on_best_path(checked)[0].token_ids if checked else [[] for _ in going_on]
+        chains = checked.token_ids if checked else [[] for _ in going_on]
         drafts = dict(zip([each.request.request_id for each in going_on], chains, strict=True))
         for text in texts:
             text.draft = drafts.get(text.request.request_id, [])
@@ -175,11 +173,7 @@ def as_request(req: Any, loaded: registry.LoadedProposer, info: TargetInfo) -> R
     ends = set(theirs.stop_token_ids or ())
     ends |= set() if theirs.ignore_eos else set(req.eos_token_ids or ())
     most = info.max_model_len if theirs.max_new_tokens is None else theirs.max_new_tokens
-    try:
-        options, limits = read_request(loaded, theirs.custom_params, req.rid)
-    except RequestError as error:
-        logger.warning("%s\n  effect  no drafts for this request", error)
-        options, limits = no_drafts(loaded, req.rid)
+    options, limits = read_running(loaded, theirs.custom_params, req.rid)
     greedy = theirs.top_k == 1  # SGLang writes a temperature of 0 so
     params = sampled_alike(
         req.rid,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -33,9 +32,8 @@ def read_settings(num_verified: int | None) -> SpeculativeConfig:
         raise ConfigError("SD-E196", f"{VARIABLE} has a key that SGLang's arguments have", facts)
     if values.get("rejection_sample_method", "standard") != "standard":
         raise Refusal("SGLang verifies drafts by a rule of its own", "no rejection_sample_method")
-    return SpeculativeConfig.parse(
-        json.dumps({"on_proposer_error": ON_ERROR} | values | {"num_speculative_tokens": num_verified - 1})
-    )
+    asked = {"on_proposer_error": ON_ERROR} | values | {"num_speculative_tokens": num_verified - 1}
+    return SpeculativeConfig.parse(asked)
 
 
 def refuse_plan(server_args: Any) -> None:

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from specdec.core.host import Request
-from specdec.sdk.types import SamplingView
+from specdec.sdk.types import SamplingView, TargetInfo
 
 from .refusals import padding_of, refuse_arguments, refuse_settings, refused
 from .row_cache import RowCache
@@ -41,12 +41,11 @@ class Call:
         settings: Any,
         others: Mapping[str, Any],
         num_draft_tokens: int,
-        most_rows: int,
-        longest: int,
+        info: TargetInfo,
     ) -> Call:
-        """Raises RequestError SD-E197 for what is not offered here, naming it."""
+        """Raises RequestError SD-E197 for what is not offered here, naming it. info: the most rows and tokens."""
         refuse_settings(settings)
-        refuse_arguments(input_ids, others, processors, most_rows)
+        refuse_arguments(input_ids, others, processors, info.max_num_seqs)
         num_rows, width = input_ids.shape
         room = torch.zeros(num_rows, max(settings.max_length, width + 1) + num_draft_tokens, dtype=torch.int64)
         room = room.to(input_ids.device)
@@ -54,10 +53,10 @@ class Call:
         texts = []
         for ids, padding in zip(torch.split(room, 1), padding_of(input_ids, others), strict=True):
             num_prompt, max_tokens = width - padding, max(settings.max_length, width + 1) - padding
-            if max_tokens > longest:
+            if max_tokens > info.max_model_len:
                 found = f"{num_prompt} tokens in the prompt, and max_length allows {max_tokens}"
-                offered = f"at most {longest} in all: a smaller max_new_tokens, or speculative(max_model_len=...)"
-                raise refused(found, offered)
+                most = f"at most {info.max_model_len} in all"
+                raise refused(found, f"{most}: a smaller max_new_tokens, or speculative(max_model_len=...)")
             texts.append(Text(ids, padding, num_prompt, max_tokens, num_prompt))
         return cls(room, width, texts, processors, criteria, settings, given_cache(others))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from threading import Lock
 from typing import Any
@@ -16,6 +17,7 @@ from specdec import SamplingParams
 from specdec.core.host import (
     BlockPool,
     Committed,
+    DraftStore,
     EngineConfig,
     EngineMetrics,
     EngineServices,
@@ -35,7 +37,7 @@ from specdec.sdk.errors import ConfigError, RequestError
 from specdec.sdk.extensions import DraftKV
 from specdec.sdk.types import SamplingView, TargetInfo
 
-from ..best_path import PathViews
+from ..best_path import PathHost, PathViews
 from ..withheld import withheld
 from .call import Call
 from .compiled import as_generated
@@ -121,7 +123,7 @@ class SpeculativeDecoding:
         self._scheduler.target = self._target
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
         services = EngineServices(info, needs, self._target, tokenizer, profile.backend)
-        self._host = speculation.host(services, self.metrics, observers, model.device, self._views)
+        self._host = speculation.host(services, self.metrics, observers, model.device, self._views, kind=PathHost)
         services.lay_out_draft_kv(num_blocks, addressing)
         self._host.warm_up()
         num_blocks += addressing.num_pad_blocks
@@ -130,7 +132,7 @@ class SpeculativeDecoding:
             self._target,
             no_layers,  # a call brings its own keys and values
             self._scheduler,
-            self._views.store(speculation.distribution_buffers(model.device)),
+            DraftStore(speculation.distribution_buffers(model.device)),
             self.metrics,
             self._host,
             addressing=addressing,
@@ -160,6 +162,30 @@ class SpeculativeDecoding:
         if model is not self._target.model:
             raise ConfigError("SD-E198", "this decoding was made for another model", {"fix": "speculative(model, ...)"})
         refuse_spread_weights(model)
+        with self._one_call():
+            call = Call.read(
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                model_kwargs,
+                self._loaded.config.width,
+                self._info,
+            )
+            cache = self._target.open_cache(call)
+            streamer = token_streamer or _Nobody()
+            streamer.put(input_ids.cpu())
+            try:
+                with self._target.serving(call, cache, self._loaded.needs.hidden_states):
+                    self._generate(call, streamer)
+                    self._target.end()
+            finally:
+                streamer.end()
+            return call.output(cache)
+
+    @contextmanager
+    def _one_call(self) -> Iterator[None]:
+        """No other call runs meanwhile. Raises RequestError SD-E197 where one does, SD-E169 once it is closed."""
         if not self._turn.acquire(blocking=False):
             raise refused("a call while another one runs with the same decoding", "a speculative(...) for each thread")
         try:
@@ -167,42 +193,9 @@ class SpeculativeDecoding:
                 raise RequestError(
                     "SD-E169", "this decoding is closed, and so is its proposer", {"fix": "make a new one"}
                 )
-            return self._decode(
-                input_ids, logits_processor, stopping_criteria, generation_config, token_streamer, model_kwargs
-            )
+            yield
         finally:
             self._turn.release()
-
-    def _decode(
-        self,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        token_streamer: Any,
-        model_kwargs: Mapping[str, Any],
-    ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Decode as `__call__` says. Only one call runs at a time."""
-        most = self._info.max_num_seqs, self._info.max_model_len
-        call = Call.read(
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            model_kwargs,
-            self._loaded.config.width,
-            *most,
-        )
-        cache = self._target.open_cache(call)
-        streamer = token_streamer or _Nobody()
-        streamer.put(input_ids.cpu())
-        try:
-            with self._target.serving(call, cache, self._loaded.needs.hidden_states):
-                self._generate(call, streamer)
-                self._target.end()
-        finally:
-            streamer.end()
-        return call.output(cache)
 
     @property
     def proposer(self) -> Any:

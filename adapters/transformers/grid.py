@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-
-class Share(NamedTuple):
-    """What a pass computes of a row."""
-
-    row: int
-    start: int  # position of its first token
-    num_tokens: int  # committed ones
-    num_drafts: int
+from specdec.core.host import Scheduled
 
 
 @dataclass(frozen=True)
@@ -28,7 +20,8 @@ class Grid:
     Before the first pass over a row nothing of it is cached, so what it sees has no holes.
     """
 
-    shares: Sequence[Share]
+    shares: Sequence[Scheduled]
+    rows: Sequence[int]  # of the shares, in the rectangle
     held: Sequence[int]  # tokens of each row in the cache
     device: torch.device
 
@@ -39,24 +32,21 @@ class Grid:
 
     @cached_property
     def width(self) -> int:
-        return self.newest + 1 + max(share.num_drafts for share in self.shares)
+        return self.newest + 1 + max(share.num_draft_tokens for share in self.shares)
 
     @cached_property
     def places(self) -> list[int]:
         """Where the tokens of the shares, one after the other, lie in the rectangle."""
         return [
-            share.row * self.width + self.newest + 1 - share.num_tokens + i
-            for share in self.shares
-            for i in range(share.num_tokens + share.num_drafts)
+            row * self.width + self.newest + 1 - share.num_tokens + i
+            for row, share in zip(self.rows, self.shares, strict=True)
+            for i in range(share.num_rows)
         ]
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """First and last row of each share's logits, which lie one share after the other."""
-        stops = [0]
-        for share in self.shares:
-            stops.append(stops[-1] + share.num_drafts + 1)
-        return list(pairwise(stops))
+        return list(pairwise(accumulate((share.num_draft_tokens + 1 for share in self.shares), initial=0)))
 
     def spread(self, tokens: Tensor) -> Tensor:
         """[N] of the shares, one after the other -> [B, width], 0 in padding."""
@@ -73,15 +63,16 @@ class Grid:
     def gather_logits(self, columns: Tensor) -> Tensor:
         """[B, width - newest, V] -> [R, V]: of the newest token and the drafts of each share."""
         flat = columns.flatten(0, 1)
-        rows = [share.row * columns.shape[1] + i for share in self.shares for i in range(share.num_drafts + 1)]
+        pairs = zip(self.rows, self.shares, strict=True)
+        rows = [row * columns.shape[1] + i for row, share in pairs for i in range(share.num_draft_tokens + 1)]
         return flat if rows == list(range(len(flat))) else flat[self._sent(rows)]
 
     @cached_property
     def padding(self) -> list[int]:
         """Columns before the tokens of each row that begins here; 0 in other rows, which have tokens in the cache."""
         padding = [0] * len(self.held)
-        for share in self.shares:
-            padding[share.row] = self.newest + 1 - share.num_tokens
+        for row, share in zip(self.rows, self.shares, strict=True):
+            padding[row] = self.newest + 1 - share.num_tokens
         return padding
 
     def mask(self) -> Tensor | None:

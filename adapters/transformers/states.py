@@ -6,7 +6,7 @@ A pass computes drafts on a copy of the state, and the next one reads the inputs
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from specdec.core.host import Backend, Mixers, StateLayout, StatePass, StateStore, mixers_in
+from specdec.core.host import Backend, Mixers, StateLayout, StateStore, mixers_in
 from specdec.sdk.errors import ConfigError
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
@@ -32,7 +32,7 @@ class States:
     def __init__(self, mixers: Mixers, num_drafts: int, model: Any) -> None:
         """num_drafts: the most of a pass."""
         self.store = StateStore(mixers.layouts, 1, num_drafts, model.device)
-        self._mixers = mixers
+        self.mixers = mixers
         self._model = model
         self._as_made = _replaced(model)
 
@@ -59,20 +59,16 @@ class States:
                 "fix": "wait until the other call ends; if there is none, make speculative(model, ...) anew",
             }
             raise ConfigError("SD-E198", "this model does not compute as it did when speculative(...) was made", facts)
-        self._mixers.install()
+        self.mixers.install()
         try:
             yield
         finally:
-            self._mixers.remove()
-
-    def pass_over(self, states: StatePass) -> AbstractContextManager[None]:
-        """The modules compute this pass."""
-        return self._mixers.pass_over(states)
+            self.mixers.remove()
 
     def hand_over(self, cache: DynamicCache, num_accepted: int) -> None:
         """Give the cache the states after the accepted drafts of the last pass."""
         with torch.no_grad():
-            for mixer, kept, inputs in zip(self._mixers.each, self.store.tensors, self.store.inputs, strict=True):
+            for mixer, kept, inputs in zip(self.mixers.each, self.store.tensors, self.store.inputs, strict=True):
                 states = [state[:1].clone() for state in kept]
                 if num_accepted:
                     mixer.advance(inputs[:1, :num_accepted], states, mixer.others, decodes=True)

@@ -16,7 +16,7 @@ from specdec.core.host import Backend, ForwardInput, HiddenStates, Scheduled, St
 
 from .call import Call
 from .compiled import refuse_compiled
-from .grid import Grid, Share
+from .grid import Grid
 from .refusals import refused
 from .row_cache import RowCache, held_length, without_windows
 from .states import CACHE_ARGUMENTS, States, new_cache
@@ -105,27 +105,24 @@ class GenerateTarget:
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """Run one pass over the requests that the scheduler planned."""
-        shares = [self._share(each) for each in self.plan]
+        shares = self.plan
         self._computed = shares[0].start + shares[0].num_tokens
         layers, passed = self._layers_with_state, inputs.states
-        with layers.pass_over(passed) if layers and passed else nullcontext():
+        with layers.mixers.pass_over(passed) if layers and passed else nullcontext():
             grid, logits = self._pass_over(shares, inputs.token_ids, inputs.positions)
         hidden = tuple([grid.gather(state) for state in self._states.take()])  # processors may run the model
         scores = []
-        for share, (first, stop) in zip(shares, grid.bounds, strict=True):
+        for row, (first, stop) in zip(grid.rows, grid.bounds, strict=True):
             drafts = inputs.token_ids[inputs.logits_rows[first + 1 : stop]].tolist()
-            scores.append(self._call.texts[share.row].process(self._call.processors, logits[first:stop], drafts))
+            scores.append(self._call.texts[row].process(self._call.processors, logits[first:stop], drafts))
         return TargetOutput(torch.cat(scores), hidden)
 
-    def _share(self, planned: Scheduled) -> Share:
-        row = self._call.row_of(planned.request)
-        return Share(row, planned.start, planned.num_tokens, planned.num_draft_tokens)
-
-    def _pass_over(self, shares: Sequence[Share], token_ids: Tensor, positions: Tensor) -> tuple[Grid, Tensor]:
+    def _pass_over(self, shares: Sequence[Scheduled], token_ids: Tensor, positions: Tensor) -> tuple[Grid, Tensor]:
         """Logits [R, V] float32 of the newest tokens and drafts. What an earlier pass rejected is dropped first."""
         held = [text.num_computed for text in self._call.texts]
         self._cache.keep(held)
-        grid = Grid(shares, held, self.device)
+        rows = [self._call.row_of(share.request) for share in shares]
+        grid = Grid(shares, rows, held, self.device)
         with torch.no_grad():
             output = self.model(input_ids=grid.spread(token_ids), use_cache=True, **self._arguments(grid, positions))
         self._cache.grow(grid.width, grid.padding)
@@ -158,6 +155,6 @@ class GenerateTarget:
         """Texts that ended before others have their last token in the cache too."""
         late = [text for text in texts if text.num_computed < text.length]
         if late:
-            shares = [Share(self._call.row_of(text.request), text.num_computed, 1, 0) for text in late]
+            shares = [Scheduled(text.request, text.num_computed, 1, 0, samples=False) for text in late]
             token_ids = torch.cat([text.upto(text.length)[0, -1:] for text in late]).to(self.device)
             self._pass_over(shares, token_ids, torch.tensor([share.start for share in shares], device=self.device))

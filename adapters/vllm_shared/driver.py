@@ -39,7 +39,7 @@ from specdec.core.host import (
 from specdec.sdk.errors import message
 from specdec.sdk.extensions import DraftKV, Trees
 
-from ..best_path import PathViews, on_best_path
+from ..best_path import PathViews
 from ..prometheus import prometheus_text
 from .distributions import dense_rows
 from .engine_step import EngineStep
@@ -91,7 +91,7 @@ class Driver:
         self._profile = profile_of(target.device)
         table = speculation.draft_table(target.device) if read_late and not self._draws_trees else None
         self.reads_late = table is not None
-        self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
+        self._drafts = DraftStore(buffers, table)
         self._table: Any = None  # of the draft KV, where a device addresses it
         self._grammars = grammars
         provided = Provided(grammar_of=None if grammars is None else grammars.of)
@@ -165,7 +165,7 @@ class Driver:
         `on_proposer_error` is "raise".
         """
         going_on, checked = self._drafted(step, sampled)
-        drafts = on_best_path(checked)[0].token_ids if checked else []
+        drafts = checked.token_ids if checked else []
         cut = [ids[: step.num_draft_tokens] for ids in drafts]
         by_id = dict(zip([each.request.request_id for each in going_on], cut, strict=False))
         return [by_id.get(request_id, []) for request_id in step.request_ids]

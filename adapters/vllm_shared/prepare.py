@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 from specdec.core.host import Speculation, registry
 from specdec.sdk.extensions import Grammars, TargetTokens
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import TargetInfo
 
 from .driver import Driver
 from .followed_grammars import FollowedGrammars
@@ -29,7 +28,6 @@ from .workers_page import WorkersPage
 class Prepared:
     """A proposer that was found, checked and admitted for vLLM's target."""
 
-    info: TargetInfo
     speculation: Speculation
     hooks: registry.HookPlugins
     supervision: Supervision
@@ -64,7 +62,6 @@ class Prepared:
         refuse_needs(speculation.loaded.needs, vllm_config)
         model = vllm_config.model_config
         return cls(
-            info,
             speculation,
             hooks,
             read_supervision(additional),
@@ -75,10 +72,11 @@ class Prepared:
     def driver(self, target_model: Any, rows: RequestRows, *, read_late: bool = False) -> Driver:
         """Make and bind the proposer, once the target has its weights. `Driver.lay_out` follows."""
         tokenizer = None if self.tokenizer is None else AutoTokenizer.from_pretrained(self.tokenizer)
-        target = SharedTarget(target_model, self.info)
+        info = self.speculation.info
+        target = SharedTarget(target_model, info)
         grammars = None
         if self.needs.extension(Grammars) is not None:
-            grammars = FollowedGrammars.load(tokenizer, self.info.vocab_size, compact=self.compact)
+            grammars = FollowedGrammars.load(tokenizer, info.vocab_size, compact=self.compact)
         watch = Watch(self.speculation.loaded.plugin, self.supervision.hang_seconds)
         watch.start()
         driver = Driver(

@@ -11,27 +11,20 @@ from specdec.core.host import registry
 from specdec.sdk.errors import RequestError
 
 from ..request_options import read_request
+from ..vllm import is_ours, method_of
 from .prepare import Prepared
-
-IsOurs = Callable[[Any], bool]
-MethodOf = Callable[[str], str | None]
 
 
 @cache
-def install(is_ours: IsOurs, method_of: MethodOf) -> None:
-    """Check requests as they arrive. Called once in every process that may take requests.
-
-    is_ours: whether a vLLM SpeculativeConfig names a proposer of ours. method_of: which one its `model` names.
-    """
+def install() -> None:
+    """Check requests as they arrive. Called once in every process that may take requests."""
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.input_processor import InputProcessor
 
-    InputProcessor.process_inputs = _checked(InputProcessor.process_inputs, is_ours, method_of, VLLMValidationError)
+    InputProcessor.process_inputs = _checked(InputProcessor.process_inputs, VLLMValidationError)
 
 
-def _checked(
-    original: Callable[..., Any], is_ours: IsOurs, method_of: MethodOf, refusal: type[Exception]
-) -> Callable[..., Any]:
+def _checked(original: Callable[..., Any], refusal: type[Exception]) -> Callable[..., Any]:
     """refusal: what vLLM answers with status 400."""
     known: WeakKeyDictionary[Any, registry.LoadedProposer] = WeakKeyDictionary()  # by InputProcessor
 

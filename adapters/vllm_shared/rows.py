@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from specdec.core.host import BlockPool, Request, RowTable, registry
 from specdec.sdk import TargetInfo
-from specdec.sdk.errors import RequestError, message
+from specdec.sdk.errors import message
 from specdec.sdk.extensions import DraftKV
 
-from ..request_options import RequestOptions, no_drafts, read_request, sampled_alike
+from ..request_options import read_running, sampled_alike
 
 logger = logging.getLogger("specdec")
 
@@ -71,7 +71,7 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
     ends = set(theirs.stop_token_ids or ())
     if theirs.eos_token_id is not None:
         ends.add(theirs.eos_token_id)
-    options, limits = _asked(loaded, theirs.extra_args, request_id)
+    options, limits = read_running(loaded, theirs.extra_args, request_id)
     params = sampled_alike(
         request_id,
         loaded.plugin,
@@ -95,15 +95,6 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
         detokenizer=None,
         options=options,
     )
-
-
-def _asked(loaded: registry.LoadedProposer, extra_args: dict[str, Any] | None, request_id: str) -> RequestOptions:
-    """What the request asks for. A worker cannot refuse a request that runs (`request_check`): it gets no drafts."""
-    try:
-        return read_request(loaded, extra_args, request_id)
-    except RequestError as error:
-        logger.warning("%s\n  effect  no drafts for this request", error)
-        return no_drafts(loaded, request_id)
 
 
 def _may_draft_after(features: Sequence[Any] | None, loaded: registry.LoadedProposer, request_id: str) -> bool:

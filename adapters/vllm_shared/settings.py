@@ -44,12 +44,11 @@ def read_settings(
         facts["fix"] = "leave the method out, or use the class specdec.adapters.vllm.Configured"
         raise ConfigError("SD-E196", "the class and the settings name different proposers", facts)
     named = {} if method is None else {"method": method}
-    config = SpeculativeConfig(
+    return SpeculativeConfig(
         **{"on_proposer_error": ON_ERROR} | values | named,
         num_speculative_tokens=num_draft_tokens,
         draft_sample_method=draft_sample_method,
     )
-    return config
 
 
 def read_supervision(additional_config: object) -> Supervision:

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from specdec.core.host import EngineMetrics, ProposerHost
+from specdec.core.host import EngineMetrics
 from specdec.sdk import RequestView
 from specdec.sdk.errors import message
 
+from ..best_path import PathHost
 from .watch import Watch
 
 logger = logging.getLogger("specdec")
@@ -20,7 +21,7 @@ LONGEST = 64
 """Times the first pause: no later one is longer."""
 
 
-class SupervisedHost(ProposerHost):
+class SupervisedHost(PathHost):
     """A proposer's host that saves events while the proposer is switched off, and tells it afterwards.
 
     Requests that ran meanwhile get no drafts any more, because it has not seen all of their tokens.

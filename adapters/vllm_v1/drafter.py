@@ -29,7 +29,7 @@ class Drafter:
         refuse_for_v1(self.needs, vllm_config)
         if self.needs.hidden_states:  # vLLM keys its compiled graphs by this mapping, and these change their outputs
             vllm_config.additional_config["specdec_hidden_states"] = list(self.needs.hidden_states)
-        self._step: EngineStep | None = None
+        self.step: EngineStep | None = None  # whose sampled tokens `propose` is called with next
         self.logits: Tensor | None = None  # of the step that is sampled, for those who want them
         self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
         from .hooks import install  # imports vLLM's runner
@@ -38,8 +38,9 @@ class Drafter:
 
     def load_model(self, target_model: Any) -> None:
         """Make and bind the proposer, once the target has its weights. vLLM's CPU runner requires this method."""
-        lookahead = self._prepared.speculation.lookahead if self.needs.extension(DraftKV) else None
-        self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(self._prepared.info, lookahead))
+        speculation = self._prepared.speculation
+        lookahead = speculation.lookahead if self.needs.extension(DraftKV) else None
+        self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(speculation.info, lookahead))
         self.driver.lay_out()
         self.exit.callback(self.driver.close)
 
@@ -48,14 +49,10 @@ class Drafter:
         """Whether the proposer reads logits of the target."""
         return self._prepared.wants_logits
 
-    def see(self, step: EngineStep) -> None:
-        """The step whose sampled tokens `propose` is called with next."""
-        self._step = step
-
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:
         """Drafts in the order of vLLM's batch. What vLLM passes besides the sampled tokens is in the step already."""
-        step, self._step = self._step, None
+        step, self.step = self.step, None
         assert step is not None, "the hooks show each step first"
         return self.driver.propose(step, sampled_token_ids)

@@ -33,8 +33,7 @@ class Drafter(Protocol):
     exit: ExitStack
     wants_logits: bool
     logits: Tensor | None
-
-    def see(self, step: EngineStep) -> None: ...
+    step: EngineStep | None
 
 
 @cache
@@ -63,30 +62,11 @@ def _set_up_hidden_states(drafter: Drafter, original: Callable[..., Any], runner
         runner.use_aux_hidden_state_outputs = True
 
 
-def _propose(
-    drafter: Drafter,
-    original: Callable[..., Any],
-    runner: Any,
-    scheduler_output: Any,
-    sampled_token_ids: Any,
-    sampling_metadata: Any,
-    final: Tensor,
-    sample_hidden_states: Tensor,
-    aux_hidden_states: list[Tensor] | None,
-    *others: Any,
-) -> Any:
+def _propose(drafter: Drafter, original: Callable[..., Any], runner: Any, *arguments: Any) -> Any:
+    scheduler_output, _, _, final, _, between, *_ = arguments  # by position, in the order that METHODS has
     logits, drafter.logits = drafter.logits, None
-    drafter.see(read_step(runner, scheduler_output, final, aux_hidden_states, drafter.needs, logits))
-    return original(
-        runner,
-        scheduler_output,
-        sampled_token_ids,
-        sampling_metadata,
-        final,
-        sample_hidden_states,
-        aux_hidden_states,
-        *others,
-    )
+    drafter.step = read_step(runner, scheduler_output, final, between, drafter.needs, logits)
+    return original(runner, *arguments)
 
 
 def _sample(drafter: Drafter, original: Callable[..., Any], runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:

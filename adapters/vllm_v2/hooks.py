@@ -1,36 +1,24 @@
-"""The methods of vLLM's V2 runner that are wrapped in the worker. Installed once, by the first speculator of ours."""
+"""The methods of vLLM's V2 runner that are wrapped in the worker. Installed once, for the first speculator of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from ..vllm_shared.driver import Driver
 from ..vllm_shared.wrapping import wrap
-from .requests import WARM_UP, Requests
-
-
-class Speculator(Protocol):
-    """What the hooks use of a runner's speculator."""
-
-    driver: Driver
-    requests: Requests
-    reads_between: bool  # hidden states between layers
-    exit: ExitStack
-
-    def lay_out(self) -> None: ...
+from .requests import WARM_UP
+from .speculator import Speculator
 
 
 @cache
-def install(speculator_class: type[Speculator]) -> None:
-    """Wrap, once, for runners whose speculator is of this class."""
+def install() -> None:
+    """Wrap, once, for runners whose speculator is ours."""
     for name, replacement in REPLACEMENTS.items():
-        wrap(GPUModelRunner, name, replacement, "speculator", speculator_class)
+        wrap(GPUModelRunner, name, replacement, "speculator", Speculator)
 
 
 def _load_model(speculator: Speculator, original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> None:

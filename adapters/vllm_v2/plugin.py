@@ -16,13 +16,18 @@ from functools import cache, wraps
 from typing import Any, Literal
 
 from specdec.sdk.errors import PluginLoadError, message
+from specdec.sdk.extensions import DraftKV
 
-from ..vllm import PREFIX, method_of
+from ..vllm import is_ours, method_of
 from ..vllm_shared import refused_drafts
 from .compatibility import facts_of, v2_differences
-from .plan import KEY, plan_of
 
 CANNOT = "this vLLM's V2 model runner is not the one that the adapter was written for"
+
+KEY = "specdec_plan"
+"""What vLLM's processes must know of a proposer, decided once in the first of them: in `additional_config`, which
+reaches every process and is part of the key of vLLM's compiled graphs.
+"""
 
 DROPS = "specdec_drops_last_block"
 """An attribute of vLLM's SpeculativeConfig, whose methods see nothing else of the configuration."""
@@ -76,13 +81,6 @@ def forced() -> bool:
     return bool(vllm.envs.VLLM_USE_V2_MODEL_RUNNER)
 
 
-def is_ours(speculative: Any) -> bool:
-    """Whether a vLLM `speculative_config` names a proposer of ours. None: no speculation."""
-    if speculative is None or speculative.method != "custom_class":
-        return False
-    return isinstance(speculative.model, str) and speculative.model.startswith(PREFIX)
-
-
 def _as_written(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(original)
     def post_init(speculative: Any) -> Any:
@@ -132,7 +130,7 @@ def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], No
         if is_ours(config.speculative_config):
             from ..vllm_shared import request_check, workers_page
 
-            request_check.install(is_ours, method_of)
+            request_check.install()
             workers_page.show()
             if refused_drafts.must_stay(config):
                 config.additional_config = {**config.additional_config, refused_drafts.KEY: True}
@@ -140,7 +138,7 @@ def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], No
             original(config)
             return
         if KEY not in config.additional_config:
-            config.additional_config = {**config.additional_config, KEY: plan_of(config)}
+            config.additional_config = {**config.additional_config, KEY: _plan_of(config)}
         object.__setattr__(config.speculative_config, DROPS, config.additional_config[KEY]["drops_last_block"])
         names = module.NgramGPUTypes
         module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
@@ -150,6 +148,19 @@ def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], No
             module.NgramGPUTypes = names
 
     return post_init
+
+
+def _plan_of(config: Any) -> dict[str, object]:
+    """Raises ConfigError, PluginLoadError, Refusal: whatever can be refused before weights load."""
+    from ..vllm_shared.prepare import Prepared
+
+    needs = Prepared.of(method_of(config.speculative_config.model), config, in_worker=False).needs
+    kv = needs.extension(DraftKV)
+    return {
+        "lookahead": needs.lookahead if kv else 0,
+        "drops_last_block": kv is not None and kv.depends_on_next_token,
+        "hidden_states": list(needs.hidden_states),
+    }
 
 
 def _lookahead(original: Callable[[Any], int]) -> Callable[[Any], int]:
@@ -180,8 +191,10 @@ def _init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
         """Called while the runner is made."""
         if not is_ours(vllm_config.speculative_config):
             return original(vllm_config, device, req_states)
+        from .hooks import install
         from .speculator import Speculator
 
+        install()
         return Speculator(vllm_config, device, req_states)
 
     return init_speculator

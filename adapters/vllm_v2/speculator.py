@@ -46,12 +46,9 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         self._laid_out = False
         self.draft_logits: Tensor | None = None  # [rows, K, V], read by vLLM's verifier. None: every draft is one-hot
         if self._prepared.speculation.admission.keeps_distribution:
-            info = self._prepared.info
+            info = self._prepared.speculation.info
             shape = (info.max_num_seqs, self.num_speculative_steps, info.vocab_size)
             self.draft_logits = torch.zeros(shape, device=device)
-        from .hooks import install  # imports vLLM's runner, which is importing this
-
-        install(Speculator)
 
     def load_draft_model(self, target_model: nn.Module, target_attn_layer_names: set[str]) -> nn.Module:
         raise NotImplementedError("the proposer loads what it drafts with")
@@ -60,8 +57,8 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         """Make and bind the proposer, once the target has its weights."""
         self.model = nn.Module()  # vLLM looks through it when it reloads weights and shuts down
         self._target = target_model
-        self.reads_between = ask_for_states(target_model, self.needs)
-        info = self._prepared.info
+        self.reads_between = ask_for_states(target_model, self.needs)  # hidden states between layers
+        info = self._prepared.speculation.info
         if (kv := self.needs.extension(DraftKV)) is not None:
             self._pages = Pages(kv, info, self.vllm_config, self.requests)
             self.draft_attn_layer_names = set(self._pages.layers)
