@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -132,6 +132,15 @@ class Subject:
         loaded = self.load(k=k, probabilistic=probabilistic, info=info)
         given = None if shown is None else Needs(**(dict(loaded.needs) | dict(shown)))
         return Stage(loaded, info, world, seed=self.seed, shown=given)
+
+    def stages(self, *, max_num_seqs: int = MAX_NUM_SEQS) -> Iterator[Stage]:
+        """Yield a new stage for each of `modes`."""
+        for probabilistic in self.modes:
+            yield self.stage(probabilistic=probabilistic, max_num_seqs=max_num_seqs)
+
+    def pairs(self) -> Iterator[tuple[Stage, Stage]]:
+        """Yield two stages that are alike for each of `modes`."""
+        return zip(self.stages(), self.stages(), strict=True)
 
     def llm(self, **settings: Any) -> LLM:
         """The real engine with this proposer, on the CPU unless `settings` say otherwise.

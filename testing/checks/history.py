@@ -153,8 +153,7 @@ def cached_prefix(subject: Subject) -> None:
         "a row's state begins anew when its generation changes (step.generation), never at kept_start == 0;\n"
         "read the whole text with Needs(history=True); or declare Needs(whole_prompt=True)"
     )
-    for probabilistic in subject.modes:
-        stages = [subject.stage(probabilistic=probabilistic) for _ in range(2)]
+    for stages in subject.pairs():
         new, used = (with_fix(_cached(stage, ended), fix) for stage, ended in zip(stages, (False, True), strict=True))
         for one, other in zip(new, used, strict=True):
             require_same(one, other, "behind", stages[0], ("a row that nobody had", "a row that somebody had"), fix)

@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError
 from specdec.sdk.errors import SpecdecDeprecationWarning, SpecdecError
 from specdec.sdk.needs import Needs, needs_of
 
-from ..compare import require_same, with_fix
+from ..compare import require_same, require_same_steps, with_fix
 from ..moves import Shown
 from ..report import NotApplicable, Violation
 from ..schedules import lockstep
@@ -32,11 +32,9 @@ def idle_steps(subject: Subject) -> None:
         "learn nothing where step.dummy is True, and return a draft of the step's form"
     )
     subject.need_determinism()
-    for probabilistic in subject.modes:
-        stage, idle_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
-        for one, other in zip(lockstep(stage, 6), with_fix(_with_idle_steps(idle_stage), fix), strict=True):
-            for name in one.view.request_ids:
-                require_same(one, other, name, stage, ("steps alone", "idle steps between them"), fix)
+    what = ("steps alone", "idle steps between them")
+    for stage, idle in subject.pairs():
+        require_same_steps(lockstep(stage, 6), with_fix(_with_idle_steps(idle), fix), stage, what, fix)
 
 
 def _with_idle_steps(stage: Stage) -> Iterator[Shown]:
