@@ -23,7 +23,7 @@ from specdec.core.host import registry
 
 from .checks import Check
 from .report import Level
-from .run import Run, chosen_checks, refuse_empty_reasons, refuse_unknown
+from .run import Run, chosen_checks, refuse_unusable
 from .subject import Asked, Subject
 from .time_limit import GRACE_S, TIMEOUT_S
 
@@ -67,8 +67,7 @@ class ProposerConformance:
 
 def as_parameters(level: Level, expected_failures: Mapping[str, str]) -> list[Any]:
     """The checks of a level as pytest parameters, expected failures marked with their reasons."""
-    refuse_unknown(list(expected_failures))
-    refuse_empty_reasons(expected_failures)
+    refuse_unusable(expected_failures)
     return [
         pytest.param(check, id=check.name, marks=_marks(expected_failures.get(check.name)))
         for check in chosen_checks(level)
