@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -86,12 +87,11 @@ def same_calls_on_every_rank(subject: Subject) -> None:
     for one, _ in zip(*map(lockstep, ranks), strict=True):
         first, second = (stage.uses.collectives for stage in ranks)
         if first != second:
-            at = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-            at = min(len(first), len(second)) if at is None else at
-            found = [calls[at] if at < len(calls) else "none" for calls in (first, second)]
+            pairs = enumerate(zip_longest(first, second, fillvalue="none"))
+            at, (here, there) = next(each for each in pairs if each[1][0] != each[1][1])
             raise Violation(
                 expected="the same calls of embed and lm_head from two instances, as from the ranks of one model",
-                found=f"call {at} of the one is {found[0]}, of the other {found[1]}",
+                found=f"call {at} of the one is {here}, of the other {there}",
                 where=one.where,
                 fix="decide about a call by what every rank has alike, never by a clock, a process, a random number of "
                 "your own or a counter of instances",
