@@ -24,7 +24,7 @@ def author_frame(error: BaseException, target: str) -> str | None:
     package = target.partition(":")[0].partition(".")[0]
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not _is_import(frame)]
     own = [each for each in frames if _module(each[0]).partition(".")[0] == package and not _is_ours(_module(each[0]))]
-    cls = _class_of(target)
+    cls = class_of(target)
     if cls is not None and not own and (called := _called(cls, [frame for frame, _ in frames])):
         return called
     for frame, line in reversed(own or frames):
@@ -46,7 +46,7 @@ def _is_import(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith("<frozen")
 
 
-def _class_of(target: str) -> type | None:
+def class_of(target: str) -> type | None:
     """What "module:Class" names, if it is a class that was imported."""
     module, _, path = target.partition(":")
     found: object = sys.modules.get(module)

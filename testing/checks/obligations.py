@@ -19,7 +19,7 @@ from ..moves import Shown
 from ..report import NotApplicable, Violation
 from ..schedules import lockstep
 from ..stage import Stage
-from ..subject import Subject, is_importable
+from ..subject import Subject
 from .collection import Collection
 
 CHECKS = Collection()
@@ -153,7 +153,7 @@ def _require_equal_needs(first: Needs, others: list[Needs], what: str) -> None:
 @CHECKS.at("full")
 def class_is_importable(subject: Subject) -> None:
     """Its class is found by its module and name, so that another process can make one."""
-    if not isinstance(subject.asked, str) and not is_importable(subject.asked):
+    if not subject.is_importable:
         raise Violation(
             expected="a class at the top of a module, under its own name",
             found=f"nothing, or another object, at {subject.label}",
