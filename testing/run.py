@@ -38,8 +38,6 @@ def check_proposer(
     expected_failures: Mapping[str, str] | None = None,
     target: str = "tiny",
     seed: int = 0,
-    plugin_settings: registry.PluginSettings | None = None,
-    on_fail: Literal["collect", "raise"] = "collect",
     timeout: float = TIMEOUT_S,
     isolation: Isolation | None = None,
 ) -> list[CheckResult]:
@@ -48,17 +46,14 @@ def check_proposer(
     proposer: a class, a `method` of `speculative_config` or a checkpoint. `speculative_config`: its other keys, as
     `LLM` takes them (`num_speculative_tokens` is 4 if left out, or the most that it drafts). only: ids of checks,
     instead of the whole level. expected_failures: check id -> reason; one that passes after all counts as a failure.
-    on_fail "raise" raises the first Violation. timeout: seconds for each check, 0 for no limit; it needs the main
-    thread and POSIX signals, and interrupts Python code only. isolation: "process" runs each check in a fork, and one
-    that ends it has failed. None runs all in this process. Raises ConfigError SD-E132 for an unknown check or an
-    empty reason, PluginLoadError or ConfigError if there is no such proposer, and what `LLM` raises for a target that
-    does not load.
+    timeout: seconds for each check, 0 for no limit; it needs the main thread and POSIX signals, and interrupts Python
+    code only. isolation: "process" runs each check in a fork, and one that ends it has failed. None runs all in this
+    process. Raises ConfigError SD-E132 for an unknown check or an empty reason, PluginLoadError or ConfigError if there
+    is no such proposer, and what `LLM` raises for a target that does not load.
     """
-    subject = Subject(
-        proposer, dict(speculative_config or {}), target, seed, plugin_settings or registry.PluginSettings()
-    )
+    subject = Subject(proposer, dict(speculative_config or {}), target, seed)
     run = Run(timeout, expected_failures or {}, isolation=isolation)
-    return list(results(subject, level, only, run, on_fail=on_fail))
+    return list(results(subject, level, only, run))
 
 
 @dataclass
@@ -100,23 +95,13 @@ class Run:
         return result
 
 
-def results(
-    subject: Subject,
-    level: Level,
-    only: Sequence[str],
-    run: Run,
-    *,
-    on_fail: Literal["collect", "raise"] = "collect",
-) -> Iterator[CheckResult]:
+def results(subject: Subject, level: Level, only: Sequence[str], run: Run) -> Iterator[CheckResult]:
     """Yield each result as it comes."""
     checks = chosen_checks(level, only)
     refuse_unusable(run.expected)
     _ = subject.resolved
     for check in checks:
-        result = as_expected(run.check(check, subject), run.expected.get(check.name))
-        if on_fail == "raise" and not result.ok:
-            raise AssertionError(result.text)
-        yield result
+        yield as_expected(run.check(check, subject), run.expected.get(check.name))
 
 
 def run_check(check: Check, subject: Subject, timeout: float) -> CheckResult:
