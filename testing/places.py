@@ -82,8 +82,7 @@ def draw_places(stage: Stage) -> Sample:
     drafts: list[tuple[float, float, bool, int]] = []
     longest = 0
     while len(drafts) < NUM_DRAWS and longest < LONGEST:
-        shown = stage.step([Move(name) for name in names])
-        assert shown is not None, "these requests are long"
+        shown = stage.advance([Move(name) for name in names])
         longest = int(shown.view.committed_length.max())
         last = (-1, -1)
         for row, position, token, distribution in distributions_of(stage, shown):

@@ -18,9 +18,7 @@ def lockstep(stage: Stage, num_steps: int = NUM_STEPS, order: Sequence[int] = (0
     for number in order:
         stage.add(f"request-{number}", PROMPT_LENGTHS[number])
     for _ in range(num_steps):
-        shown = stage.step([Move(f"request-{number}") for number in order])
-        assert shown is not None, "these requests are long"
-        yield shown
+        yield stage.advance([Move(f"request-{number}") for number in order])
 
 
 def ending_together(stage: Stage, order: Sequence[int] = (0, 1, 2), namespace: str = "") -> Iterator[Shown]:
@@ -45,9 +43,7 @@ def another(stage: Stage) -> Iterator[Shown]:
     """A request that comes to the token that `ending_together` is about."""
     stage.add("next", [9, 8])
     for token in (FORK, 7, FORK):
-        shown = stage.step([Move("next", num_accepted=0, forced=token)])
-        assert shown is not None, "this request is long"
-        yield shown
+        yield stage.advance([Move("next", num_accepted=0, forced=token)])
 
 
 def wander(stage: Stage, num_steps: int, *, num_names: int = 6) -> Iterator[Shown]:

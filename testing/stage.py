@@ -187,6 +187,12 @@ class Stage:
         self._call(lambda: self._runner.step([]), f"step {self.number} of seed {self.seed}")
         return self.host.shown
 
+    def advance(self, moves: Sequence[Move], *, uniforms: Tensor | None = None) -> Shown:
+        """Take a step of requests that go on after it. uniforms: see `step`."""
+        shown = self.step(moves, uniforms=uniforms)
+        assert shown is not None, "these requests are long"
+        return shown
+
     def prefill_of(self, original: Request, name: str) -> Shown:
         """Show another stage's request under a name and in a row of its own, as a fresh prefill of its tokens."""
         request = self.add(name, original.prompt_token_ids, original.params)
@@ -194,9 +200,7 @@ class Stage:
         self._scripted.rows.seat(request)
         self._call(lambda: self._runner.progress.start([request]))
         self.preempt(name)
-        shown = self.step([Move(name, forced=original.token_ids[-1])])
-        assert shown is not None, "the original goes on"
-        return shown
+        return self.advance([Move(name, forced=original.token_ids[-1])])
 
     def _call(self, call: Callable[[], object], where: str = "") -> None:
         try:
