@@ -88,12 +88,11 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = SpeculativeConfig.as_mapping(further) if further is not None else {}
     subject = Subject(proposer, settings, model, seed, session.settings)
     shown = not quiet and how is not Format.JSON
-    expected_failures = _expected(expected or [])
     announcer = _Announcer(0 if isolation else timeout, shown=shown)  # a process that hangs is ended
-    run = Run(timeout, expected_failures, announcer, "process" if isolation else None)
+    run = Run(timeout, _expected(expected or []), announcer, "process" if isolation else None)
     found = []
     try:
-        for result in results(subject, level.value, tuple(only or ()), expected_failures, run=run):
+        for result in results(subject, level.value, tuple(only or ()), run):
             found.append(result)
             if shown:
                 _show(result)

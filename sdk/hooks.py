@@ -77,7 +77,7 @@ class CheckedProposer:
     cls: type[Proposer]
     config: ProposerConfig
     needs: Needs
-    methods: frozenset[str]  # the lifecycle methods that are called
+    methods: frozenset[str]  # those that are called: of the lifecycle, and of extensions that were asked for
 
 
 class Registry(Protocol):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from specdec.sdk.errors import PluginId, message
@@ -40,8 +40,8 @@ class Call:
         """The author's "file:line in function" where it stands now. `frame`: of its thread, if it is known."""
         from specdec.core.host import registry
 
-        error = RuntimeError().with_traceback(_traceback_to(frame or sys._current_frames().get(self.thread)))
-        return registry.author_frame(error, self.plugin.target) or "unknown"
+        frame = frame or sys._current_frames().get(self.thread)
+        return registry.author_line_now(frame, self.plugin.target) or "unknown"
 
 
 Listener = Callable[[Call | None, Call], None]
@@ -150,12 +150,3 @@ def _all_calls() -> Calls:
     calls = Calls()
     calls.listen()
     return calls
-
-
-def _traceback_to(frame: FrameType | None) -> TracebackType | None:
-    """Build the traceback of an exception raised in that frame."""
-    found = None
-    while frame is not None:
-        found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -74,6 +74,15 @@ def distributions_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int
     """
     for row, position, token, distribution in reported_by(stage, shown):
         yield row, position, token, left_of(distribution, shown.earlier_siblings(row, position))
+
+
+def require_same_steps(
+    ones: Iterable[Shown], others: Iterable[Shown], stage: Stage, what: tuple[str, str], fix: str
+) -> None:
+    """Raise Violation unless every request of the others got the same draft in the same step of the ones."""
+    for one, other in zip(ones, others, strict=True):
+        for name in other.view.request_ids:
+            require_same(one, other, name, stage, what, fix)
 
 
 def require_same(

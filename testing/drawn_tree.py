@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdec.sdk.extensions import Trees
 from specdec.sdk.types import DraftDistribution
 
 from .moves import LONG, Move, Shown
@@ -22,6 +21,8 @@ LEAST = 2.0**-40  # the first and the last number that are tried
 PROMPT = (0, 1, 2, 3, 0, 1, 2, 0, 1)
 SAMPLED = LONG.replace(temperature=1.0)
 
+Prefix = tuple[int, ...]
+
 
 def twins(stage: Stage, prompt: Sequence[int], uniforms: Tensor | None = None) -> Shown:
     """A step after which as many requests as there are uniforms [B, K], or rows, have the tokens of `prompt`; they
@@ -31,10 +32,9 @@ def twins(stage: Stage, prompt: Sequence[int], uniforms: Tensor | None = None) -
     names = [f"twin-{stage.number}-{number}" for number in range(count)]
     for name in names:
         stage.add(name, prompt[:-1], SAMPLED)
-    shown = stage.step([Move(name, forced=prompt[-1]) for name in names], uniforms=uniforms)
+    shown = stage.advance([Move(name, forced=prompt[-1]) for name in names], uniforms=uniforms)
     for name in names:
         stage.finish(name)
-    assert shown is not None, "these requests are long"
     return shown
 
 
@@ -45,7 +45,7 @@ class Node:
     drawn: Tensor  # [V] float64, the distribution of the draw
     distribution: DraftDistribution | None  # what was reported, in its first row
     uniform: dict[int, float]  # a number that draws each token
-    parent: int | None = None  # the earlier draft that it hangs from, -1: the newest token. None: drafts are a chain
+    parent: int  # the earlier draft that it hangs from, -1: the newest token
 
 
 class Tree:
@@ -53,12 +53,25 @@ class Tree:
 
     def __init__(self, stage: Stage, num_drafts: int) -> None:
         self._stage = stage
-        self._k = num_drafts
-        self.nodes: dict[tuple[int, ...], Node] = {}
+        self.num_drafts = num_drafts
+        self.nodes: dict[Prefix, Node] = {}
         self._grow((), ())
 
-    def _grow(self, prefix: tuple[int, ...], path: tuple[float, ...]) -> None:
-        if len(prefix) == self._k:
+    def parents(self, drafts: Prefix) -> list[int]:
+        """Where each of the drafts hangs."""
+        return [self.nodes[drafts[:i]].parent for i in range(len(drafts))]
+
+    def draws(self, prefix: Prefix = (), prob: float = 1.0) -> Iterator[tuple[Prefix, float]]:
+        """Every draft that begins with a prefix, with its probability."""
+        node = self.nodes.get(prefix)
+        if node is None:
+            yield prefix, prob
+            return
+        for token in node.drawn.nonzero()[:, 0].tolist():
+            yield from self.draws((*prefix, token), prob * float(node.drawn[token]))
+
+    def _grow(self, prefix: Prefix, path: tuple[float, ...]) -> None:
+        if len(prefix) == self.num_drafts:
             return
         node = self._node(path)
         if node is None:
@@ -118,10 +131,9 @@ class Tree:
         table[:, len(path)] = torch.tensor(uniforms, dtype=torch.float64)
         return twins(self._stage, PROMPT, table)
 
-    def _parent(self, shown: Shown, position: int) -> int | None:
-        """Where the draft at a position hangs, whatever it is. None: drafts are a chain."""
-        if self._stage.needs.extension(Trees) is None:
-            return None
+    @staticmethod
+    def _parent(shown: Shown, position: int) -> int:
+        """Where the draft at a position hangs, whatever it is."""
         found = {parents[position] for parents in shown.parents}
         if len(found) > 1:
             raise Violation(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -20,8 +19,7 @@ from .calls import Calls
 from .supervision import Notes
 from .time_limit import GRACE_S
 
-LOOK_S = 0.05
-"""Between two looks at whether the process is still there: what it started may keep its end of the pipe open."""
+LOOK_S = 0.01  # between two looks at whether the process is still there
 
 STACK_S = 0.5
 """In which a process that hangs writes where it stands."""
@@ -46,22 +44,19 @@ def in_a_fork(work: Callable[[], str], timeout: float) -> str | Ended:
     if sys.platform == "win32":
         raise ConfigError("SD-E132", "nothing can be isolated here", {"fix": "a POSIX system"})
     notes = Notes()
-    reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as stacks:
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as stacks:
         child = os.fork()
         if child == 0:
-            _be_child(work, writing, notes, stacks)
-        os.close(writing)
-        said, how = _wait(child, reading, timeout, stacks)
-        os.close(reading)
-        if said.endswith(b"\n"):
-            return said.decode()
-        stacks.seek(0)
-        stack = stacks.read(MOST_STACK).decode(errors="replace").strip()
+            _be_child(work, said, notes, stacks)
+        how = _wait(child, timeout, stacks)
+        text = _text_in(said)
+        if text.endswith("\n"):
+            return text
+        stack = _text_in(stacks)[:MOST_STACK].strip()
     return Ended(how, notes.what_ran or "nothing of the proposer", stack)
 
 
-def _be_child(work: Callable[[], str], writing: int, notes: Notes, stacks: IO[bytes]) -> NoReturn:
+def _be_child(work: Callable[[], str], said: IO[bytes], notes: Notes, stacks: IO[bytes]) -> NoReturn:
     try:
         faulthandler.disable()  # enabled already, it would not take back a signal that a library took
         faulthandler.enable(stacks)
@@ -69,9 +64,8 @@ def _be_child(work: Callable[[], str], writing: int, notes: Notes, stacks: IO[by
         calls = Calls()
         calls.tell(lambda now, last: notes.running(str(now or last)))
         calls.listen()
-        said = work().encode() + b"\n"
-        while said:
-            said = said[os.write(writing, said) :]
+        said.write(work().encode() + b"\n")
+        said.flush()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
@@ -79,26 +73,23 @@ def _be_child(work: Callable[[], str], writing: int, notes: Notes, stacks: IO[by
         os._exit(0)
 
 
-def _wait(child: int, reading: int, timeout: float, stacks: IO[bytes]) -> tuple[bytes, str]:
-    """What it said, and how it ended."""
-    said, ended = b"", False
+def _wait(child: int, timeout: float, stacks: IO[bytes]) -> str:
+    """How it ended."""
     end = time.monotonic() + timeout + GRACE_S if timeout else float("inf")
-    while not said.endswith(b"\n"):
-        if select.select([reading], [], [], LOOK_S)[0]:
-            data = os.read(reading, 65536)
-            said += data
-            if not data:
-                break
-        elif ended:
-            break
-        elif time.monotonic() > end:
-            _end(child, stacks)
-            os.waitpid(child, 0)
-            return said, f"because it took longer than {timeout:g} s"
-        else:
-            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return said, how_it_ended(code)
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return how_it_ended(os.waitstatus_to_exitcode(status))
+        time.sleep(LOOK_S)
+    _end(child, stacks)
+    os.waitpid(child, 0)
+    return f"because it took longer than {timeout:g} s"
+
+
+def _text_in(file: IO[bytes]) -> str:
+    """What was written to it from the start."""
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _end(child: int, stacks: IO[bytes]) -> None:

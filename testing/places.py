@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .compare import distributions_of
 from .moves import Move
+from .report import NotApplicable
 from .stage import Stage
 
 NUM_REQUESTS = 16
@@ -70,19 +71,18 @@ def _distance(name: str, places: Tensor, rate: float) -> Statement:
 
 
 def draw_places(stage: Stage) -> Sample:
-    """Draw about 2000 drafts of requests that run side by side, sampled in several ways."""
+    """Draw about 2000 drafts of requests that run side by side, sampled in several ways.
+
+    Raises NotApplicable if none was drawn from a distribution.
+    """
     generator = torch.Generator().manual_seed(stage.seed)
     names = [f"request-{number}" for number in range(NUM_REQUESTS)]
     for name in names:
         stage.add(name, 12)
-    by_rank: list[float] = []
-    by_id: list[float] = []
-    follows: list[bool] = []
-    positions: list[int] = []
+    drafts: list[tuple[float, float, bool, int]] = []
     longest = 0
-    while len(by_rank) < NUM_DRAWS and longest < LONGEST:
-        shown = stage.step([Move(name) for name in names])
-        assert shown is not None, "these requests are long"
+    while len(drafts) < NUM_DRAWS and longest < LONGEST:
+        shown = stage.advance([Move(name) for name in names])
         longest = int(shown.view.committed_length.max())
         last = (-1, -1)
         for row, position, token, distribution in distributions_of(stage, shown):
@@ -92,13 +92,10 @@ def draw_places(stage: Stage) -> Sample:
                 distribution[distribution > distribution[token]].sum()
                 + distribution[:token][distribution[:token] == distribution[token]].sum()
             )
-            by_rank.append(float(above + inside))
-            by_id.append(float(before + inside))
-            follows.append(last == (row, position - 1))
-            positions.append(position)
+            follows = last == (row, position - 1)
+            drafts.append((float(above + inside), float(before + inside), follows, position))
             last = (row, position)
-    if not by_rank:  # nothing was drawn from a distribution, of which declared_distribution_is_reported tells
-        return Sample(torch.full((1,), 0.5), torch.full((1,), 0.5), torch.tensor([False]), torch.tensor([0]))
-    return Sample(
-        torch.tensor(by_rank).double(), torch.tensor(by_id).double(), torch.tensor(follows), torch.tensor(positions)
-    )
+    if not drafts:
+        raise NotApplicable("no draft came with its distribution: see declared_distribution_is_reported")
+    by_rank, by_id, following, positions = map(torch.tensor, zip(*drafts, strict=True))
+    return Sample(by_rank.double(), by_id.double(), following, positions)

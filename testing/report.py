@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from specdec.sdk.errors import SpecdecError
+from specdec.sdk.errors import SpecdecError, message
 
 Level = Literal["basic", "standard", "full"]
 LEVELS: tuple[Level, ...] = ("basic", "standard", "full")
@@ -26,7 +26,7 @@ class Violation(AssertionError):
     def __init__(self, *, expected: str, found: str, fix: str, where: str = "", cause: str = "") -> None:
         self.cause = cause
         self.facts = {"expected": expected, "found": found, "where": where, "fix": fix}
-        super().__init__(render(self.facts))
+        super().__init__(found)
 
 
 class NotApplicable(Exception):
@@ -57,20 +57,9 @@ class CheckResult:
     @property
     def text(self) -> str:
         """The check's id and rule, then one line per fact."""
-        return f"{self.check}: {self.rule}\n{render(self.facts)}".rstrip()
+        return message(f"{self.check}:", self.rule, {label: value for label, value in self.facts.items() if value})
 
 
 def cause_of(error: SpecdecError) -> str:
     """Equal for equal mistakes: the code, with the author's line if the error has one."""
     return f"{error.code} {error.facts.get('where') or error.summary}"
-
-
-def render(facts: dict[str, str]) -> str:
-    """Put each fact that is not empty on an indented line. Longer facts keep their lines below the first."""
-    told = {label: value for label, value in facts.items() if value}
-    width = max(map(len, told), default=0)
-    lines = []
-    for label, value in told.items():
-        first, *rest = value.splitlines()
-        lines += [f"  {label:<{width}}  {first}", *(f"  {'':<{width}}  {line}" for line in rest)]
-    return "\n".join(lines)

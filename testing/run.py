@@ -7,17 +7,17 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from specdec.core.host import registry
-from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, did_you_mean
+from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, not_offered
 
 from .checks import ALL_CHECKS, Check, checks_of
 from .isolated import in_a_fork
-from .report import DIFFERENCE, CheckResult, Level, NotApplicable, Violation, cause_of
+from .report import DIFFERENCE, CheckResult, Level, NotApplicable, Status, Violation, cause_of
 from .subject import Asked, Subject
 from .time_limit import TIMEOUT_S, OutOfTime, time_limit
 
@@ -38,8 +38,6 @@ def check_proposer(
     expected_failures: Mapping[str, str] | None = None,
     target: str = "tiny",
     seed: int = 0,
-    plugin_settings: registry.PluginSettings | None = None,
-    on_fail: Literal["collect", "raise"] = "collect",
     timeout: float = TIMEOUT_S,
     isolation: Isolation | None = None,
 ) -> list[CheckResult]:
@@ -48,29 +46,26 @@ def check_proposer(
     proposer: a class, a `method` of `speculative_config` or a checkpoint. `speculative_config`: its other keys, as
     `LLM` takes them (`num_speculative_tokens` is 4 if left out, or the most that it drafts). only: ids of checks,
     instead of the whole level. expected_failures: check id -> reason; one that passes after all counts as a failure.
-    on_fail "raise" raises the first Violation. timeout: seconds for each check, 0 for no limit; it needs the main
-    thread and POSIX signals, and interrupts Python code only. isolation: "process" runs each check in a fork, and one
-    that ends it has failed. None runs all in this process. Raises ConfigError SD-E132 for an unknown check or an
-    empty reason, PluginLoadError or ConfigError if there is no such proposer, and what `LLM` raises for a target that
-    does not load.
+    timeout: seconds for each check, 0 for no limit; it needs the main thread and POSIX signals, and interrupts Python
+    code only. isolation: "process" runs each check in a fork, and one that ends it has failed. None runs all in this
+    process. Raises ConfigError SD-E132 for an unknown check or an empty reason, PluginLoadError or ConfigError if there
+    is no such proposer, and what `LLM` raises for a target that does not load.
     """
-    subject = Subject(
-        proposer, dict(speculative_config or {}), target, seed, plugin_settings or registry.PluginSettings()
-    )
-    expected = expected_failures or {}
-    run = Run(timeout=timeout, expected=expected, isolation=isolation)
-    return list(results(subject, level, only, expected, on_fail=on_fail, run=run))
+    subject = Subject(proposer, dict(speculative_config or {}), target, seed)
+    run = Run(timeout, expected_failures or {}, isolation=isolation)
+    return list(results(subject, level, only, run))
 
 
 @dataclass
 class Run:
     """Checks of one proposer, one after the other: each has a limit of time, and one cause is reported once.
 
-    After a check that shows that the proposer does not load, or that ran out of time, nothing is run any more.
+    An expected failure explains no other, and is explained by none. After a check that shows that the proposer does
+    not load, or that ran out of time, nothing is run any more.
     """
 
     timeout: float = TIMEOUT_S  # seconds for each check; 0: no limit
-    expected: Collection[str] = ()  # checks whose failure explains no other, and is explained by none
+    expected: Mapping[str, str] = field(default_factory=dict)  # expected failures: check id -> reason
     before: Callable[[Check], None] = lambda check: None  # called with each check before it runs
     isolation: Isolation | None = None  # see `check_proposer`
     _first: dict[str, str] = field(default_factory=dict)  # cause -> the check that it failed first
@@ -80,8 +75,9 @@ class Run:
         """The check's result in the light of those before it."""
         self.before(check)
         if self._ended:
-            return _skipped(check, self._ended)
-        result = self._run(check, subject)
+            return _result(check, "skipped", {"reason": self._ended})
+        run = run_check if self.isolation is None else _run_apart
+        result = run(check, subject, self.timeout)
         if result.cause.startswith("SD-E221") and self.isolation is None:
             self._ended = f"{check.name} did not end, and nothing is run after it"
         if result.status != "failed" or check.name in self.expected:
@@ -89,10 +85,6 @@ class Run:
         if check.name == FIRST:
             self._ended = f"it does not load: see {FIRST}"
         return self._explained(result)
-
-    def _run(self, check: Check, subject: Subject) -> CheckResult:
-        run = _checked if self.isolation is None else _run_apart
-        return run(check, subject, self.timeout)
 
     def _explained(self, result: CheckResult) -> CheckResult:
         first = self._first.get(result.cause, "")
@@ -103,33 +95,23 @@ class Run:
         return result
 
 
-def results(
-    subject: Subject,
-    level: Level,
-    only: Sequence[str] = (),
-    expected_failures: Mapping[str, str] | None = None,
-    *,
-    on_fail: Literal["collect", "raise"] = "collect",
-    run: Run | None = None,
-) -> Iterator[CheckResult]:
+def results(subject: Subject, level: Level, only: Sequence[str], run: Run) -> Iterator[CheckResult]:
     """Yield each result as it comes."""
-    expected = dict(expected_failures or {})
     checks = chosen_checks(level, only)
-    refuse_unknown(list(expected))
-    refuse_empty_reasons(expected)
+    refuse_unusable(run.expected)
     _ = subject.resolved
-    run = run or Run(expected=expected)
     for check in checks:
-        result = as_expected(run.check(check, subject), expected.get(check.name))
-        if on_fail == "raise" and not result.ok:
-            raise AssertionError(result.text)
-        yield result
+        yield as_expected(run.check(check, subject), run.expected.get(check.name))
 
 
-def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> CheckResult:
-    """Passed, failed or skipped. An error of the proposer is a failure with its text, and so is one that never ends."""
+def run_check(check: Check, subject: Subject, timeout: float) -> CheckResult:
+    """Passed, failed or skipped. An error of the proposer is a failure with its text, and so is one that never ends.
+
+    Raises what the target raises if that does not load.
+    """
+    _ = subject.target
     start = time.perf_counter()
-    status: Literal["passed", "failed", "skipped"] = "passed"
+    status: Status = "passed"
     facts: dict[str, str] = {}
     cause = ""
     try:
@@ -141,15 +123,7 @@ def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> Che
         status = "failed"
         facts, cause = _seen(error, subject, timeout)
         facts["reproduce"] = _reproduce(check, subject)
-    seconds = time.perf_counter() - start
-    return CheckResult(
-        check=check.name, level=check.level, status=status, seconds=seconds, rule=check.rule, facts=facts, cause=cause
-    )
-
-
-def _checked(check: Check, subject: Subject, timeout: float) -> CheckResult:
-    _ = subject.target  # where it does not load, no proposer is to blame
-    return run_check(check, subject, timeout)
+    return _result(check, status, facts, time.perf_counter() - start, cause)
 
 
 def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:
@@ -157,7 +131,7 @@ def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:
 
     def work() -> str:
         try:
-            return json.dumps(asdict(_checked(check, subject, timeout)))
+            return json.dumps(asdict(run_check(check, subject, timeout)))
         except Exception:
             return json.dumps(None)
 
@@ -165,7 +139,7 @@ def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:
     said = in_a_fork(work, timeout)
     if isinstance(said, str):
         result = json.loads(said)
-        return CheckResult(**result) if result else _checked(check, subject, timeout)  # raises here what it did there
+        return CheckResult(**result) if result else run_check(check, subject, timeout)  # raises here what it did there
     facts = {
         "expected": "a process that goes on",
         "found": f"it ended {said.how}",
@@ -174,10 +148,8 @@ def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:
         "fix": "a proposer must not end the process (os._exit, a crash, a signal); raise an error instead",
         "reproduce": _reproduce(check, subject, isolation="process"),
     }
-    seconds, cause = time.perf_counter() - start, f"SD-E231 {said.how} {said.running}"
-    return CheckResult(
-        check=check.name, level=check.level, status="failed", seconds=seconds, rule=check.rule, facts=facts, cause=cause
-    )
+    cause = f"SD-E231 {said.how} {said.running}"
+    return _result(check, "failed", facts, time.perf_counter() - start, cause)
 
 
 def _seen(error: BaseException, subject: Subject, timeout: float) -> tuple[dict[str, str], str]:
@@ -238,22 +210,21 @@ def refuse_unknown(names: Sequence[str]) -> None:
     known = [check.name for check in ALL_CHECKS]
     for name in names:
         if name not in known:
-            hint = did_you_mean(name, known)
-            facts = {"did you mean": hint or "", "checks": ", ".join(known)}
-            raise ConfigError("SD-E132", f"there is no check {name!r}", {k: v for k, v in facts.items() if v})
+            raise not_offered(f"there is no check {name!r}", name, known)
 
 
-def refuse_empty_reasons(expected: Mapping[str, str]) -> None:
-    """Raise ConfigError SD-E132 for an expected failure without a reason."""
+def refuse_unusable(expected: Mapping[str, str]) -> None:
+    """Raise ConfigError SD-E132 for expected failures of what is no check, or without a reason."""
+    refuse_unknown(list(expected))
     for name, reason in expected.items():
         if not isinstance(reason, str) or not reason.strip():
             facts = {"found": repr(reason), "fix": f'expected_failures={{"{name}": "why, and until when"}}'}
             raise ConfigError("SD-E132", f"the expected failure of {name!r} has no reason", facts)
 
 
-def _skipped(check: Check, reason: str) -> CheckResult:
+def _result(check: Check, status: Status, facts: dict[str, str], seconds: float = 0.0, cause: str = "") -> CheckResult:
     return CheckResult(
-        check=check.name, level=check.level, status="skipped", seconds=0.0, rule=check.rule, facts={"reason": reason}
+        check=check.name, level=check.level, status=status, seconds=seconds, rule=check.rule, facts=facts, cause=cause
     )
 
 

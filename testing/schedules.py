@@ -14,14 +14,11 @@ FORK = 5  # a token id
 
 
 def lockstep(stage: Stage, num_steps: int = NUM_STEPS, order: Sequence[int] = (0, 1, 2)) -> Iterator[Shown]:
-    """Three requests, every one in every step, in the given order."""
-    names = [f"request-{number}" for number in range(len(PROMPT_LENGTHS))]
-    for name, length in zip(names, PROMPT_LENGTHS, strict=True):
-        stage.add(name, length)
+    """Three requests, or fewer, every one in every step, in the given order."""
+    for number in order:
+        stage.add(f"request-{number}", PROMPT_LENGTHS[number])
     for _ in range(num_steps):
-        shown = stage.step([Move(names[index]) for index in order])
-        assert shown is not None, "these requests are long"
-        yield shown
+        yield stage.advance([Move(f"request-{number}") for number in order])
 
 
 def ending_together(stage: Stage, order: Sequence[int] = (0, 1, 2), namespace: str = "") -> Iterator[Shown]:
@@ -46,19 +43,7 @@ def another(stage: Stage) -> Iterator[Shown]:
     """A request that comes to the token that `ending_together` is about."""
     stage.add("next", [9, 8])
     for token in (FORK, 7, FORK):
-        shown = stage.step([Move("next", num_accepted=0, forced=token)])
-        assert shown is not None, "this request is long"
-        yield shown
-
-
-def alone(stage: Stage, number: int, num_steps: int = NUM_STEPS) -> Iterator[Shown]:
-    """Run one of the three requests by itself."""
-    name = f"request-{number}"
-    stage.add(name, PROMPT_LENGTHS[number])
-    for _ in range(num_steps):
-        shown = stage.step([Move(name)])
-        assert shown is not None, "this request is long"
-        yield shown
+        yield stage.advance([Move("next", num_accepted=0, forced=token)])
 
 
 def wander(stage: Stage, num_steps: int, *, num_names: int = 6) -> Iterator[Shown]:

@@ -24,14 +24,14 @@ from specdec.core.host import (
     registry,
 )
 from specdec.sdk.errors import ProposerError
-from specdec.sdk.extensions import TargetKV, TargetLayers, Trees
+from specdec.sdk.extensions import DraftKV, TargetKV, TargetLayers, Trees
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
 from .moves import LONG, PARAMS, Move, Shown
 from .report import Violation, cause_of
 from .scripted import Scripted
-from .step_tensors import Cached, StandInTarget
+from .step_tensors import StandInTarget
 from .text import Script
 from .watch import Uses, WatchedHost
 from .worlds import World
@@ -67,30 +67,24 @@ class Stage:
         rows = RowTable(info.max_num_seqs, pool)
         metrics = EngineMetrics(info.model, loaded.plugin.label)
         views = ViewBuilder(shown, width, info, CPU)
-        self._host = WatchedHost(loaded, info, CPU, views, metrics, self.uses)
+        self.host = WatchedHost(loaded, info, CPU, views, metrics, self.uses)  # the engine's own guard of the proposer
         shapes = world.layer_shapes if loaded.needs.extension(TargetKV) or loaded.needs.extension(TargetLayers) else ()
-        cache = KVCache(shapes, pool.num_blocks, info.block_size, getattr(torch, info.dtype), CPU)
-        services = world.services(info, loaded.needs, rows, cache, self.uses)
-        self._cached = Cached(loaded.needs, services, cache)
-        self._host.bind(info, services)
-        self._host.warm_up()
+        self._cache = KVCache(shapes, pool.num_blocks, info.block_size, getattr(torch, info.dtype), CPU)
+        self._services = world.services(info, loaded.needs, rows, self._cache, self.uses)
+        self.host.bind(info, self._services)
+        self.host.warm_up()
         self._scripted = Scripted(self.script, rows, lookahead)
         self.requests = self._scripted.requests  # those that have not ended
         self._runner = Runner(
             StandInTarget(info, len(shown.hidden_states), seed, shows_logits=views.num_top > 0),
-            cache,
+            self._cache,
             self._scripted,
             DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.extension(Trees) is not None),
             metrics,
-            self._host,
+            self.host,
             addressing=Addressing(rows, profile_of(CPU, "torch").backend),
             rule=self._scripted.verify,
         )
-
-    @property
-    def host(self) -> WatchedHost:
-        """The proposer behind the engine's own guard."""
-        return self._host
 
     @property
     def num_free_rows(self) -> int:
@@ -125,9 +119,21 @@ class Stage:
         assert prompt[:num_cached] == source.token_ids[:num_cached], "the same tokens"
         self._scripted.rows.seat(request)
         self._scripted.rows.pool.extend(request.blocks, num_cached)
-        self._cached.carry(source, request, num_cached)
+        self._carry(source, request, num_cached)
         request.num_computed_tokens = num_cached
         return request
+
+    def _carry(self, source: Request, request: Request, num_tokens: int) -> None:
+        """Copy keys and values of the first tokens: the target's, in blocks of one token, and those of draft KV."""
+        for stored in (*self._cache.keys, *self._cache.values):
+            stored[request.blocks[:num_tokens]] = stored[source.blocks[:num_tokens]]
+        draft_kv = self.needs.extension(DraftKV)
+        if draft_kv is None:
+            return
+        store, positions = self._services.draft_kv(), torch.arange(num_tokens)
+        for layer in range(draft_kv.num_layers):
+            keys, values = store.read(layer, source.row, num_tokens)
+            store.write(layer, torch.full_like(positions, request.row), positions, keys.clone(), values.clone())
 
     def preempt(self, name: str) -> None:
         """Take the request's row and KV; its next move computes it again from position 0."""
@@ -150,12 +156,12 @@ class Stage:
 
     def ask_metrics(self) -> None:
         """What a reader of metrics does between steps. Raises Violation for what cannot be shown."""
-        self._call(self._host.told_metrics)
+        self._call(self.host.told_metrics)
 
     def idle(self, *, dummy: bool) -> None:
         """A step without requests."""
-        self._host.begin(self.number, self.seed, dummy=dummy)
-        self._call(lambda: self._host.draft(self._host.views.idle(), []))
+        self.host.begin(self.number, self.seed, dummy=dummy)
+        self._call(lambda: self.host.draft(self.host.views.idle(), []))
 
     def idle_with(self, num_requests: int) -> None:
         """A dummy step of requests that are not started and not finished."""
@@ -163,7 +169,7 @@ class Stage:
         for name in names:
             self.add(name, 5).started = True
         self._scripted.moves = [Move(name) for name in names]
-        self._host.begin(self.number, self.seed, dummy=True)
+        self.host.begin(self.number, self.seed, dummy=True)
         self._call(lambda: self._runner.step([]), "a dummy step")
         for name in names:
             self.finish(name)
@@ -176,10 +182,16 @@ class Stage:
         """
         self.number += 1
         self._lengths = {move.name: len(self.requests[move.name].token_ids) for move in moves}
-        self._host.begin(self.number, self.seed, width, uniforms)
+        self.host.begin(self.number, self.seed, width, uniforms)
         self._scripted.moves = moves
         self._call(lambda: self._runner.step([]), f"step {self.number} of seed {self.seed}")
-        return self._host.shown
+        return self.host.shown
+
+    def advance(self, moves: Sequence[Move], *, uniforms: Tensor | None = None) -> Shown:
+        """Take a step of requests that go on after it. uniforms: see `step`."""
+        shown = self.step(moves, uniforms=uniforms)
+        assert shown is not None, "these requests are long"
+        return shown
 
     def prefill_of(self, original: Request, name: str) -> Shown:
         """Show another stage's request under a name and in a row of its own, as a fresh prefill of its tokens."""
@@ -188,9 +200,7 @@ class Stage:
         self._scripted.rows.seat(request)
         self._call(lambda: self._runner.progress.start([request]))
         self.preempt(name)
-        shown = self.step([Move(name, forced=original.token_ids[-1])])
-        assert shown is not None, "the original goes on"
-        return shown
+        return self.advance([Move(name, forced=original.token_ids[-1])])
 
     def _call(self, call: Callable[[], object], where: str = "") -> None:
         try:

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from specdec.core.host import CacheView, ForwardInput, KVCache, Request, TargetOutput
-from specdec.sdk.extensions import DraftKV
-from specdec.sdk.needs import Needs
-from specdec.sdk.services import Services
+from specdec.core.host import CacheView, ForwardInput, TargetOutput
 from specdec.sdk.types import TargetInfo
 
 NUM_NOISE_ROWS = 997
-
-
-@dataclass(frozen=True)
-class Cached:
-    """What a prefix cache carries from one request to another."""
-
-    needs: Needs
-    services: Services
-    cache: KVCache  # the target's, in blocks of one token
-
-    def carry(self, source: Request, request: Request, num_tokens: int) -> None:
-        """Keys and values of the first tokens: the target's, and those of draft KV."""
-        for stored in (*self.cache.keys, *self.cache.values):
-            stored[request.blocks[:num_tokens]] = stored[source.blocks[:num_tokens]]
-        draft_kv = self.needs.extension(DraftKV)
-        if draft_kv is None:
-            return
-        store, positions = self.services.draft_kv(), torch.arange(num_tokens)
-        for layer in range(draft_kv.num_layers):
-            keys, values = store.read(layer, source.row, num_tokens)
-            store.write(layer, torch.full_like(positions, request.row), positions, keys.clone(), values.clone())
 
 
 class StandInTarget:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,7 +41,12 @@ class Subject:
     @property
     def label(self) -> str:
         """How a user names it."""
-        return self.asked if isinstance(self.asked, str) else _path_of(self.asked)
+        return self.asked if isinstance(self.asked, str) else f"{self.asked.__module__}:{self.asked.__qualname__}"
+
+    @property
+    def is_importable(self) -> bool:
+        """Whether the path of a class leads back to it."""
+        return isinstance(self.asked, str) or registry.class_of(self.label) is self.asked
 
     @property
     def target(self) -> RealTarget:
@@ -133,12 +137,21 @@ class Subject:
         given = None if shown is None else Needs(**(dict(loaded.needs) | dict(shown)))
         return Stage(loaded, info, world, seed=self.seed, shown=given)
 
+    def stages(self, *, max_num_seqs: int = MAX_NUM_SEQS) -> Iterator[Stage]:
+        """Yield a new stage for each of `modes`."""
+        for probabilistic in self.modes:
+            yield self.stage(probabilistic=probabilistic, max_num_seqs=max_num_seqs)
+
+    def pairs(self) -> Iterator[tuple[Stage, Stage]]:
+        """Yield two stages that are alike for each of `modes`."""
+        return zip(self.stages(), self.stages(), strict=True)
+
     def llm(self, **settings: Any) -> LLM:
         """The real engine with this proposer, on the CPU unless `settings` say otherwise.
 
         Raises NotApplicable if its class cannot be imported by its path.
         """
-        if not isinstance(self.asked, str) and not is_importable(self.asked):
+        if not self.is_importable:
             raise NotApplicable(f"the engine imports by path, and {self.label} is not at the top of a module")
         return LLM(
             self.target.model,
@@ -172,18 +185,6 @@ class Subject:
         """Raises NotApplicable for one-hot proposers."""
         if not self.reports_distribution:
             raise NotApplicable("it reports no draft distribution (Needs.distributions is empty)")
-
-
-def _path_of(cls: type[Any]) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def is_importable(cls: type[Any]) -> bool:
-    """Whether its path leads back to it."""
-    found: Any = sys.modules.get(cls.__module__)
-    for name in cls.__qualname__.split("."):
-        found = vars(found).get(name) if found is not None else None
-    return found is cls
 
 
 def is_checkpoint(asked: str) -> bool:

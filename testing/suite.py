@@ -19,11 +19,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specdec.core.host import registry
-
 from .checks import Check
 from .report import Level
-from .run import Run, chosen_checks, refuse_empty_reasons, refuse_unknown
+from .run import Run, chosen_checks, refuse_unusable
 from .subject import Asked, Subject
 from .time_limit import GRACE_S, TIMEOUT_S
 
@@ -52,7 +50,7 @@ class ProposerConformance:
     def subject(self) -> Subject:
         """The proposer under test; override it for one that needs more than these attributes."""
         cls = type(self)
-        return Subject(cls.proposer, dict(cls.speculative_config), cls.target, cls.seed, registry.PluginSettings())
+        return Subject(cls.proposer, dict(cls.speculative_config), cls.target, cls.seed)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make a test of each check of the level."""
@@ -67,8 +65,7 @@ class ProposerConformance:
 
 def as_parameters(level: Level, expected_failures: Mapping[str, str]) -> list[Any]:
     """The checks of a level as pytest parameters, expected failures marked with their reasons."""
-    refuse_unknown(list(expected_failures))
-    refuse_empty_reasons(expected_failures)
+    refuse_unusable(expected_failures)
     return [
         pytest.param(check, id=check.name, marks=_marks(expected_failures.get(check.name)))
         for check in chosen_checks(level)

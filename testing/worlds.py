@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,25 +32,6 @@ from .watch import Uses
 
 NUM_PROMPTS = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-
-
-class World(Protocol):
-    """Where a proposer is tried."""
-
-    @property
-    def info(self) -> TargetInfo: ...
-
-    @property
-    def layer_shapes(self) -> Sequence[LayerShape]:
-        """What the target caches in each layer."""
-        ...
-
-    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
-        """Services for one proposer; what it takes of them enters `uses`.
-
-        cache: what stands in for the target's.
-        """
-        ...
 
 
 class _WatchedServices(EngineServices):
@@ -112,10 +92,14 @@ class RealTarget:
 
     @property
     def layer_shapes(self) -> Sequence[LayerShape]:
+        """What the target caches in each layer."""
         return parts_of(self.llm.engine).model.target.layer_shapes
 
     def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
-        """The engine's services, with draft KV on the rows' blocks."""
+        """The engine's services for one proposer, with draft KV on the rows' blocks. What it takes enters `uses`.
+
+        cache: what stands in for the target's.
+        """
         addressing = Addressing(rows, parts_of(self.llm.engine).plan.profile.backend)
         services = _WatchedServices(info, self.llm, needs, uses)
         services.lay_out_draft_kv(rows.pool.num_blocks, addressing)
@@ -169,3 +153,7 @@ class FewTokens:
     def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
         """The fakes of this package."""
         return _FakeServices(info, needs.extension(DraftKV), uses)
+
+
+World = RealTarget | FewTokens
+"""Where a proposer is tried."""

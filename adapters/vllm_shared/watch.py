@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 
 from specdec.core.host import registry
 from specdec.sdk.errors import PluginId, message
@@ -94,18 +94,9 @@ class Watch:
     def _said(self, method: str, seconds: float, frame: FrameType) -> str:
         stack = [f"{each.filename}:{each.lineno} in {each.name}" for each in traceback.extract_stack(frame)]
         facts = {
-            "where": registry.author_frame(_as_error(frame), self._plugin.target) or stack[-1],
+            "where": registry.author_line_now(frame, self._plugin.target) or stack[-1],
             "stack": "\n".join(stack[-FRAMES:]),
             "effect": "every request of this engine waits; /health goes on answering 200",
             "next": "repair that line; if it never returns, end the server: a thread cannot be stopped from outside",
         }
         return message("SD-W216", f"{method} has not returned for {seconds:.0f} seconds", facts, self._plugin)
-
-
-def _as_error(frame: FrameType | None) -> BaseException:
-    """An error that was raised there, as far as its traceback says."""
-    places: TracebackType | None = None
-    while frame is not None:
-        places = TracebackType(places, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
-    return TimeoutError().with_traceback(places)

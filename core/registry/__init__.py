@@ -5,6 +5,8 @@ from specdec.sdk.request_options import REQUEST_SECTION as REQUEST_SECTION
 from specdec.sdk.request_options import REQUEST_SECTION_PLACE as REQUEST_SECTION_PLACE
 
 from .attribution import author_frame as author_frame
+from .attribution import author_line_now as author_line_now
+from .attribution import class_of as class_of
 from .catalog import CLASS_PATH_METHOD as CLASS_PATH_METHOD
 from .catalog import Registry as Registry
 from .catalog import ResolvedProposer as ResolvedProposer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
 
@@ -21,10 +21,21 @@ def author_frame(error: BaseException, target: str) -> str | None:
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
+    return _author_line(traceback.walk_tb(error.__traceback__), target)
+
+
+def author_line_now(frame: FrameType | None, target: str) -> str | None:
+    """The author's line of a thread that stands at a frame, found as `author_frame` finds that of an error."""
+    stack = traceback.walk_stack(frame) if frame is not None else ()
+    return _author_line(reversed(list(stack)), target)
+
+
+def _author_line(stack: Iterable[tuple[FrameType, int]], target: str) -> str | None:
+    """Find the author's line in a stack, the outermost frame first."""
     package = target.partition(":")[0].partition(".")[0]
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not _is_import(frame)]
+    frames = [each for each in stack if not each[0].f_code.co_filename.startswith("<frozen")]  # not those of an import
     own = [each for each in frames if _module(each[0]).partition(".")[0] == package and not _is_ours(_module(each[0]))]
-    cls = _class_of(target)
+    cls = class_of(target)
     if cls is not None and not own and (called := _called(cls, [frame for frame, _ in frames])):
         return called
     for frame, line in reversed(own or frames):
@@ -42,11 +53,7 @@ def _is_ours(module: str) -> bool:
     return module.startswith("specdec.") and not module.startswith("specdec.plugins.")
 
 
-def _is_import(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith("<frozen")
-
-
-def _class_of(target: str) -> type | None:
+def class_of(target: str) -> type | None:
     """What "module:Class" names, if it is a class that was imported."""
     module, _, path = target.partition(":")
     found: object = sys.modules.get(module)

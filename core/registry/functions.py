@@ -33,9 +33,8 @@ def call_offered(
 
 def import_function(plugin: PluginId, noun: str) -> Callable[[Any], Any]:
     """What is offered, if it can be called. Raises as `import_target` does, and PluginLoadError SD-E118 if not."""
-    found = import_target(plugin, noun)
+    found: Callable[[Any], Any] = import_target(plugin, noun)
     if not callable(found):
         facts = {"found": repr(found)}
         raise PluginLoadError("SD-E118", f'the {noun} "{plugin.name}" cannot be called', facts, plugin=plugin)
-    function: Callable[[Any], Any] = found
-    return function
+    return found

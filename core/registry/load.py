@@ -31,14 +31,9 @@ logger = logging.getLogger("specdec")
 
 
 @dataclass(frozen=True)
-class LoadedProposer:
+class LoadedProposer(CheckedProposer):
     """A proposer that can be constructed and called; looked up once, so that nothing is probed in a step."""
 
-    plugin: PluginId
-    cls: type[Proposer]
-    config: ProposerConfig
-    needs: Needs
-    methods: frozenset[str]  # those that the engine calls: of the lifecycle, and of extensions that were asked for
     state_dir: Path | None = None  # what its shared state is loaded from at the start and saved to at the end
     request_options: type[StrictModel] | None = None  # the class's RequestOptions
 
@@ -85,13 +80,12 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
 
 def _isolated(loaded: LoadedProposer, hooks: HookPlugins, isolation: Any, info: TargetInfo) -> LoadedProposer:
     """The class that runs it apart from the engine in its place. It drafts chains."""
-    plugin, config = loaded.plugin, loaded.config
-    checked = CheckedProposer(plugin, loaded.cls, config, loaded.needs, loaded.methods)
-    cls = hooks.relay.isolate_proposer(isolation=isolation, proposer=checked)
+    plugin = loaded.plugin
+    cls = hooks.relay.isolate_proposer(isolation=isolation, proposer=loaded)
     if cls is None:
         facts = {"found": repr(isolation), "fix": '"isolation": "process", and its plugin not blocked'}
         raise ConfigError("SD-E132", "nobody offers this isolation", facts, plugin=plugin)
-    config = config.replace(max_nodes=None)
+    config = loaded.config.replace(max_nodes=None)
     needs = _needs(cls, config, info, plugin)
     methods = check_class(cls, plugin) | check_extensions(cls, needs, _offered(info), plugin)
     return replace(loaded, cls=cls, config=config, needs=needs, methods=methods)

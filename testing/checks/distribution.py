@@ -161,8 +161,7 @@ def output_distribution_is_exact(subject: Subject) -> None:
     """Verification of its drafts gives exactly the target's distribution.
 
     On a vocabulary of four tokens the distribution that drafts are drawn from is measured by bisection of the random
-    numbers, what is reported passes through the engine's own store, and the distribution of the output is computed by
-    bisection of the verifier's uniforms: no sampling, no false alarm. One-hot drafts are lossless whatever drew them,
-    and shown to be.
+    numbers. The rules of verification are enumerated with what is reported: no sampling, no false alarm. One-hot drafts
+    are lossless whatever drew them, and shown to be.
     """
     require_exact_output(subject)

@@ -17,15 +17,15 @@ MOST_DRAFT_TOKENS = 8
 @CHECKS.at("basic")
 def loads(subject: Subject) -> None:
     """Its class, options and needs are accepted, and it is constructed, bound and warmed up."""
-    for probabilistic in subject.modes:
-        subject.stage(probabilistic=probabilistic)
+    for _ in subject.stages():
+        pass
 
 
 @CHECKS.at("basic")
 def draft_form(subject: Subject) -> None:
     """Every draft has the step's shape, an integer dtype, the CPU as device and ids of the target's vocabulary."""
-    for probabilistic in subject.modes:
-        for _ in lockstep(subject.stage(probabilistic=probabilistic), num_steps=6):
+    for stage in subject.stages():
+        for _ in lockstep(stage, num_steps=6):
             pass
 
 

@@ -127,19 +127,13 @@ def ends_known_late(subject: Subject) -> None:
 def _ending_late(stage: Stage) -> Iterator[Shown]:
     for name in ("stays", "ends"):
         stage.add(name, 15)
-    for moves in (["stays", "ends"], ["ends", "stays"], ["stays", "ends"]):
-        yield from _all(stage, *moves)
+    for names in (["stays", "ends"], ["ends", "stays"], ["stays", "ends"]):
+        yield stage.advance([Move(name) for name in names])
     stage.finish("ends", late=True)
-    yield from _all(stage, "stays")
+    yield stage.advance([Move("stays")])
     stage.add("next in its row", 9)
     for _ in range(3):
-        yield from _all(stage, "next in its row", "stays")
-
-
-def _all(stage: Stage, *names: str) -> Iterator[Shown]:
-    shown = stage.step([Move(name) for name in names])
-    assert shown is not None, "these requests are long"
-    yield shown
+        yield stage.advance([Move("next in its row"), Move("stays")])
 
 
 @CHECKS.at("standard")
@@ -153,8 +147,7 @@ def cached_prefix(subject: Subject) -> None:
         "a row's state begins anew when its generation changes (step.generation), never at kept_start == 0;\n"
         "read the whole text with Needs(history=True); or declare Needs(whole_prompt=True)"
     )
-    for probabilistic in subject.modes:
-        stages = [subject.stage(probabilistic=probabilistic) for _ in range(2)]
+    for stages in subject.pairs():
         new, used = (with_fix(_cached(stage, ended), fix) for stage, ended in zip(stages, (False, True), strict=True))
         for one, other in zip(new, used, strict=True):
             require_same(one, other, "behind", stages[0], ("a row that nobody had", "a row that somebody had"), fix)
@@ -171,7 +164,7 @@ def _cached(stage: Stage, other_ended: bool) -> Iterator[Shown]:
     prompt = stage.requests["first"].token_ids[: NUM_CACHED + 1]
     stage.add_behind("behind", "first", NUM_CACHED, [*prompt, *stage.script.prompt("behind", 6)])
     for _ in range(4):
-        yield from _all(stage, "behind", "first")
+        yield stage.advance([Move("behind"), Move("first")])
 
 
 @CHECKS.at("full")

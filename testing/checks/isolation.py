@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import product
 
 import torch
 
-from ..compare import require_same
+from ..compare import require_same, require_same_steps, with_fix
 from ..drawn_tree import NUM_TWINS, twins
 from ..moves import Shown
 from ..report import Violation
-from ..schedules import PROMPT_LENGTHS, alone, another, ending_together, lockstep
+from ..schedules import PROMPT_LENGTHS, another, ending_together, lockstep
 from ..subject import Subject
 from .collection import Collection
 
@@ -27,8 +26,8 @@ LEARN_BY_ID = (
 @CHECKS.at("standard")
 def inputs_not_written(subject: Subject) -> None:
     """A step is borrowed: neither `observe` nor `propose` writes to its tensors."""
-    for probabilistic in subject.modes:
-        for shown in lockstep(subject.stage(probabilistic=probabilistic)):
+    for stage in subject.stages():
+        for shown in lockstep(stage):
             if shown.written:
                 raise Violation(
                     expected="every tensor of the step as it was",
@@ -42,12 +41,9 @@ def inputs_not_written(subject: Subject) -> None:
 def deterministic(subject: Subject) -> None:
     """Two instances that see the same steps with the same random numbers give the same drafts."""
     subject.need_determinism()
-    for probabilistic in subject.modes:
-        stage, again = (subject.stage(probabilistic=probabilistic) for _ in range(2))
-        for one, other in zip(lockstep(stage), lockstep(again), strict=True):
-            for name in one.view.request_ids:
-                fix = "draw from step.random only; or declare Needs(deterministic=False)"
-                require_same(one, other, name, stage, ("one instance", "another"), fix)
+    fix = "draw from step.random only; or declare Needs(deterministic=False)"
+    for stage, again in subject.pairs():
+        require_same_steps(lockstep(stage), lockstep(again), stage, ("one instance", "another"), fix)
 
 
 @CHECKS.at("standard")
@@ -55,18 +51,10 @@ def views_not_kept(subject: Subject) -> None:
     """A step is borrowed for the time of a call: a proposer copies what it keeps of it."""
     subject.need_determinism()
     fix = "clone what you keep: views and slices of a step use its memory, and the next step does too"
-    for probabilistic in subject.modes:
-        stage, again = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+    what = ("memory that stays", "memory that is used again")
+    for stage, again in subject.pairs():
         again.host.spoils = True
-        spoiled = lockstep(again)
-        for one in lockstep(stage):
-            try:
-                other = next(spoiled)
-            except Violation as violation:
-                found = f"{violation.facts['found']}, once the memory of earlier steps holds something else"
-                raise Violation(expected="the same drafts", found=found, where=one.where, fix=fix) from violation
-            for name in one.view.request_ids:
-                require_same(one, other, name, stage, ("memory that stays", "memory that is used again"), fix)
+        require_same_steps(lockstep(stage), with_fix(lockstep(again), fix), stage, what, fix)
 
 
 @CHECKS.at("standard")
@@ -88,13 +76,12 @@ def instances_apart(subject: Subject) -> None:
     """Two instances in one process share nothing: their requests may have the same ids."""
     subject.need_determinism()
     fix = "keep state in attributes that __init__ makes, never in the class or its module"
-    for probabilistic in subject.modes:
-        stage, again = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+    what = ("an instance by itself", "one beside another")
+    strangers = replace(subject, seed=subject.seed + 1).stages()
+    for (stage, again), stranger in zip(subject.pairs(), strangers, strict=True):
         by_itself = list(lockstep(stage))
-        beside = replace(subject, seed=subject.seed + 1).stage(probabilistic=probabilistic)
-        for one, other, _ in zip(by_itself, lockstep(again), lockstep(beside), strict=True):
-            for name in one.view.request_ids:
-                require_same(one, other, name, stage, ("an instance by itself", "one beside another"), fix)
+        others = (other for other, _ in zip(lockstep(again), lockstep(stranger), strict=True))
+        require_same_steps(by_itself, others, stage, what, fix)
 
 
 @CHECKS.at("standard")
@@ -102,14 +89,12 @@ def batch_equals_singles(subject: Subject) -> None:
     """A request gets the same draft whether it runs alone or among others."""
     subject.need_determinism()
     subject.need_own_state()
-    for probabilistic in subject.modes:
-        stage = subject.stage(probabilistic=probabilistic)
-        together = list(lockstep(stage))
-        for number in range(len(PROMPT_LENGTHS)):
-            single = alone(subject.stage(probabilistic=probabilistic), number)
-            for one, other in zip(together, single, strict=True):
-                fix = 'keep state by request id; or declare Needs(state="shared")'
-                require_same(one, other, f"request-{number}", stage, ("a batch", "itself alone"), fix)
+    fix = 'keep state by request id; or declare Needs(state="shared")'
+    batches = [(stage, list(lockstep(stage))) for stage in subject.stages()]
+    for number in range(len(PROMPT_LENGTHS)):
+        for (stage, together), single in zip(batches, subject.stages(), strict=True):
+            alone = lockstep(single, order=(number,))
+            require_same_steps(together, alone, stage, ("a batch", "itself alone"), fix)
 
 
 @CHECKS.at("standard")
@@ -118,8 +103,7 @@ def every_row(subject: Subject) -> None:
     subject.need_determinism()
     subject.need_own_state()
     fix = "treat every row alike: no buffer for fewer rows than target.max_num_seqs, no figure of another row"
-    for probabilistic in subject.modes:
-        stage = subject.stage(probabilistic=probabilistic, max_num_seqs=NUM_TWINS)
+    for stage in subject.stages(max_num_seqs=NUM_TWINS):
         for length, uniform in ((9, 0.2), (16, 0.5), (30, 0.8)):
             uniforms = torch.full((NUM_TWINS, stage.host.views.width), uniform, dtype=torch.float64)
             shown = twins(stage, stage.script.prompt(f"text {length}", length), uniforms)
@@ -137,12 +121,10 @@ def row_order(subject: Subject) -> None:
     subject.need_determinism()
     shared = subject.needs.state == "shared"
     schedules: list[Callable[..., Iterator[Shown]]] = [lockstep, ending_together] if shared else [lockstep]
-    for probabilistic, schedule in product(subject.modes, schedules):
-        stage, other_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
-        for one, other in zip(schedule(stage), schedule(other_stage, order=(2, 0, 1)), strict=True):
-            for name in one.view.request_ids:
-                what = ("one order", "another order of rows")
-                require_same(one, other, name, stage, what, LEARN_BY_ID if shared else FIND_BY_ID)
+    what, fix = ("one order", "another order of rows"), LEARN_BY_ID if shared else FIND_BY_ID
+    for schedule in schedules:
+        for stage, other in subject.pairs():
+            require_same_steps(schedule(stage), schedule(other, order=(2, 0, 1)), stage, what, fix)
 
 
 @CHECKS.at("standard")
@@ -150,12 +132,10 @@ def namespaces_kept_apart(subject: Subject) -> None:
     """What is learned of one namespace's requests changes no draft of another's."""
     subject.need_determinism()
     subject.need_shared_state()
-    for probabilistic in subject.modes:
-        stage, other_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+    what = ("a namespace after another was served", "the same namespace alone")
+    fix = "keep what requests share in a dict by request.namespace, which on_start is given"
+    for stage, other in subject.pairs():
         after_others = [
             shown for shown in ending_together(stage, namespace="others") if "next" in shown.view.request_ids
         ]
-        for one, other in zip(after_others, another(other_stage), strict=True):
-            what = ("a namespace after another was served", "the same namespace alone")
-            fix = "keep what requests share in a dict by request.namespace, which on_start is given"
-            require_same(one, other, "next", stage, what, fix)
+        require_same_steps(after_others, another(other), stage, what, fix)

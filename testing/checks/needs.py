@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec.sdk.extensions import DraftKV, Extension, TargetKV, TargetLayers, TargetTokens, Trees
 from specdec.sdk.needs import Needs
 
-from ..compare import require_same
+from ..compare import require_same_steps
 from ..report import Violation
 from ..schedules import lockstep
 from ..subject import Subject
@@ -64,20 +64,16 @@ def needs_are_enough(subject: Subject) -> None:
             fix=undeclared,
             cause=violation.cause,
         ) from violation
-    for one, other in zip(given, offered, strict=True):
-        for name in one.view.request_ids:
-            what = ("the declared fields", f"{', '.join(read) or 'more fields'} as well")
-            require_same(one, other, name, stage, what, undeclared)
+    what = ("the declared fields", f"{', '.join(read) or 'more fields'} as well")
+    require_same_steps(given, offered, stage, what, undeclared)
 
 
 @CHECKS.at("standard")
 def needs_are_used(subject: Subject) -> None:
     """It reads what it declares: the engine computes, stores and copies everything that is declared."""
-    unused: set[str] = set()
     declared: set[str] = set()
     reads: set[str] = set()
-    for probabilistic in subject.modes:
-        stage = subject.stage(probabilistic=probabilistic)
+    for stage in subject.stages():
         for _ in lockstep(stage):
             pass
         declared |= _declared(stage.needs)

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -13,12 +14,12 @@ from pydantic_core import PydanticSerializationError
 from specdec.sdk.errors import SpecdecDeprecationWarning, SpecdecError
 from specdec.sdk.needs import Needs, needs_of
 
-from ..compare import require_same, with_fix
+from ..compare import require_same, require_same_steps, with_fix
 from ..moves import Shown
 from ..report import NotApplicable, Violation
 from ..schedules import lockstep
 from ..stage import Stage
-from ..subject import Subject, is_importable
+from ..subject import Subject
 from .collection import Collection
 
 CHECKS = Collection()
@@ -32,11 +33,9 @@ def idle_steps(subject: Subject) -> None:
         "learn nothing where step.dummy is True, and return a draft of the step's form"
     )
     subject.need_determinism()
-    for probabilistic in subject.modes:
-        stage, idle_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
-        for one, other in zip(lockstep(stage, 6), with_fix(_with_idle_steps(idle_stage), fix), strict=True):
-            for name in one.view.request_ids:
-                require_same(one, other, name, stage, ("steps alone", "idle steps between them"), fix)
+    what = ("steps alone", "idle steps between them")
+    for stage, idle in subject.pairs():
+        require_same_steps(lockstep(stage, 6), with_fix(_with_idle_steps(idle), fix), stage, what, fix)
 
 
 def _with_idle_steps(stage: Stage) -> Iterator[Shown]:
@@ -88,12 +87,11 @@ def same_calls_on_every_rank(subject: Subject) -> None:
     for one, _ in zip(*map(lockstep, ranks), strict=True):
         first, second = (stage.uses.collectives for stage in ranks)
         if first != second:
-            at = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-            at = min(len(first), len(second)) if at is None else at
-            found = [calls[at] if at < len(calls) else "none" for calls in (first, second)]
+            pairs = enumerate(zip_longest(first, second, fillvalue="none"))
+            at, (here, there) = next(each for each in pairs if each[1][0] != each[1][1])
             raise Violation(
                 expected="the same calls of embed and lm_head from two instances, as from the ranks of one model",
-                found=f"call {at} of the one is {found[0]}, of the other {found[1]}",
+                found=f"call {at} of the one is {here}, of the other {there}",
                 where=one.where,
                 fix="decide about a call by what every rank has alike, never by a clock, a process, a random number of "
                 "your own or a counter of instances",
@@ -155,7 +153,7 @@ def _require_equal_needs(first: Needs, others: list[Needs], what: str) -> None:
 @CHECKS.at("full")
 def class_is_importable(subject: Subject) -> None:
     """Its class is found by its module and name, so that another process can make one."""
-    if not isinstance(subject.asked, str) and not is_importable(subject.asked):
+    if not subject.is_importable:
         raise Violation(
             expected="a class at the top of a module, under its own name",
             found=f"nothing, or another object, at {subject.label}",

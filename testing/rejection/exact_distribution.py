@@ -13,8 +13,8 @@ That is only where it looks first. A threshold that is not there is searched for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -271,26 +271,16 @@ def _grid(*sizes: int) -> tuple[Tensor, Tensor]:
 
 
 def _expand(sampling: SamplingRows, num_rows: int) -> SamplingRows:
-    return SamplingRows(
-        temperature=sampling.temperature.expand(num_rows),
-        top_k=sampling.top_k.expand(num_rows),
-        top_p=sampling.top_p.expand(num_rows),
-        min_p=sampling.min_p.expand(num_rows),
-        seed=sampling.seed.expand(num_rows),
-        position=sampling.position.expand(num_rows),
-        all_greedy=sampling.all_greedy,
-        any_filter=sampling.any_filter,
-    )
+    return replace(sampling, **{name: each.expand(num_rows) for name, each in _tensors(sampling).items()})
 
 
 def _take(distributions: DraftDistributions | None, rows: Tensor) -> DraftDistributions | None:
     if distributions is None:
         return None
-    return DraftDistributions(
-        kind=distributions.kind[rows],
-        draft_probs=None if distributions.draft_probs is None else distributions.draft_probs[rows],
-        draft_logits=None if distributions.draft_logits is None else distributions.draft_logits[rows],
-        sparse_ids=None if distributions.sparse_ids is None else distributions.sparse_ids[rows],
-        sparse_probs=None if distributions.sparse_probs is None else distributions.sparse_probs[rows],
-        t2d=distributions.t2d,
-    )
+    by_row = {name: each[rows] for name, each in _tensors(distributions).items() if name != "t2d"}
+    return replace(distributions, **by_row)
+
+
+def _tensors(record: object) -> dict[str, Any]:
+    """The tensors of a record by the names of its fields."""
+    return {name: each for name, each in vars(record).items() if isinstance(each, Tensor)}

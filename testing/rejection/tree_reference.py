@@ -1,7 +1,7 @@
 """Verification of trees, one request at a time, in float64, written to be read.
 
-A rule asks `Chance` for its decisions. So the same code runs with uniforms, and under exact enumeration of everything
-that may happen. `core/rejection/tree.py` must return what this file returns.
+A rule asks `Chance` for its decisions, so everything that may happen can be enumerated. `core/rejection/tree.py` must
+follow the same rules.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from .reference import draw
 
 
 @dataclass(frozen=True)
@@ -44,20 +42,6 @@ class Chance(Protocol):
 
     def draw(self, place: int, weights: Tensor) -> int:
         """The token that is emitted at a place, from weights [V]."""
-
-
-@dataclass(frozen=True)
-class ByUniforms:
-    """The decisions of given uniforms."""
-
-    accept: Sequence[float]  # by node
-    output: Sequence[float]  # by place
-
-    def accepts(self, node: int, probability: float) -> bool:
-        return probability >= 1 or self.accept[node] < probability
-
-    def draw(self, place: int, weights: Tensor) -> int:
-        return draw(weights, self.output[place])
 
 
 TreeRule = Callable[[Nodes, Chance], tuple[int, int]]

@@ -133,11 +133,6 @@ def test_a_target_that_does_not_load_is_an_error_and_no_result(isolation):
         Run().check(ALL_CHECKS[0], Subject(good_proposers.Followers, {}, "no/such/target"))
 
 
-def test_raising_raises_the_first_failure():
-    with pytest.raises(AssertionError, match="draft_form"):
-        check_proposer(form_mutants.FloatLengths, level="basic", on_fail="raise")
-
-
 def test_class_that_cannot_be_imported_is_not_run_in_the_engine():
     class Local(good_proposers.Followers):
         pass
