@@ -6,9 +6,8 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -93,15 +92,7 @@ EngineOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors and the result.")]
 
 
-class Dtype(StrEnum):
-    """The dtypes that the target's weights can have."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="auto: float32 on a CPU, else the checkpoint's own.")]
 
 
@@ -110,10 +101,10 @@ def output_form(ctx: typer.Context, how: Format, as_json: bool, quiet: bool) -> 
 
     --json is short for --format json. --quiet may stand before the verb or after it.
     """
-    how = Format.JSON if as_json else how
+    how = "json" if as_json else how
     if quiet:
         logging.getLogger("specdec").setLevel(logging.ERROR)
-    return how, quiet or how in (Format.JSON, Format.QUIET) or bool(ctx.find_root().params.get("quiet"))
+    return how, quiet or how in ("json", "quiet") or bool(ctx.find_root().params.get("quiet"))
 
 
 def silence_libraries() -> None:
@@ -150,7 +141,7 @@ def engine_settings(
 
     text = only_one("--engine-config", engine_config)
     further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
-    flags = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len, "num_threads": num_threads}
+    flags = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "num_threads": num_threads}
     settings: dict[str, Any] = {"model": model} | flags | further
     EngineConfig(**settings)  # refuses what is no setting of an engine
     return settings

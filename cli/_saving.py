@@ -20,9 +20,9 @@ from ._output import Format
 
 def show(result: dict[str, Any], how: Format, one_line: Callable[[Any], str], print_tables: Callable[[], None]) -> None:
     """Print a result in the form asked for."""
-    if how is Format.JSON:
+    if how == "json":
         sys.stdout.write(_json_text(result))
-    elif how is Format.QUIET:
+    elif how == "quiet":
         print(one_line(result))
     else:
         print_tables()

@@ -49,7 +49,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     engine: EngineOptions,
     how: Annotated[
         Format, typer.Option("--format", help="human: tables; json: the result as one object; quiet: one line.")
-    ] = Format.AUTO,
+    ] = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:

@@ -7,12 +7,12 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from specdec.sdk import ConfigError
+from specdec.testing.report import Level
 
 from ._engine_options import FurtherKeysOption, QuietOption, only_one, output_form, silence_libraries
 from ._output import Format, JsonOption
@@ -27,20 +27,6 @@ STDERR = 2  # its file descriptor
 WORDS = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
 
 
-class LevelChoice(StrEnum):
-    """How much to check."""
-
-    BASIC = "basic"
-    STANDARD = "standard"
-    FULL = "full"
-
-
-class IsolationChoice(StrEnum):
-    """Where each check runs."""
-
-    PROCESS = "process"
-
-
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     proposer: Annotated[
@@ -51,9 +37,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
         ),
     ],
     level: Annotated[
-        LevelChoice,
+        Level,
         typer.Option(help="basic: its form; standard: its behaviour; full: its distributions, long runs and searches."),
-    ] = LevelChoice.STANDARD,
+    ] = "standard",
     speculative_config: FurtherKeysOption = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Run only this check; may be repeated.")] = None,
     expected: Annotated[
@@ -67,12 +53,12 @@ def command(  # noqa: PLR0913 - one parameter per flag
         typer.Option(min=0, metavar="SECONDS", help="The longest that one check may take; 0: as long as it likes."),
     ] = 300,
     isolation: Annotated[
-        IsolationChoice | None,
+        Literal["process"] | None,
         typer.Option(help="process: each check in a process of its own; one that ends it fails by name."),
     ] = None,
     how: Annotated[
         Format, typer.Option("--format", help="json: an array with one object per check; quiet: one line.")
-    ] = Format.AUTO,
+    ] = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -87,19 +73,19 @@ def command(  # noqa: PLR0913 - one parameter per flag
     further = only_one("--speculative-config", speculative_config)
     settings = SpeculativeConfig.as_mapping(further) if further is not None else {}
     subject = Subject(proposer, settings, model, seed, session.settings)
-    shown = not quiet and how is not Format.JSON
+    shown = not quiet and how != "json"
     expected_failures = _expected(expected or [])
     announcer = _Announcer(0 if isolation else timeout, shown=shown)  # a process that hangs is ended
-    run = Run(timeout, expected_failures, announcer, "process" if isolation else None)
+    run = Run(timeout, expected_failures, announcer, isolation)
     found = []
     try:
-        for result in results(subject, level.value, tuple(only or ()), expected_failures, run=run):
+        for result in results(subject, level, tuple(only or ()), expected_failures, run=run):
             found.append(result)
             if shown:
                 _show(result)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps([asdict(result) | {"ok": result.ok} for result in found], indent=2))
     else:
         _summary(found)

@@ -28,7 +28,7 @@ def command(
     live: Annotated[bool, typer.Option(help="Also run the target on the prompts of HELD_OUT.")] = True,
     how: Annotated[
         Format, typer.Option("--format", help="human: a table; json: an array; quiet: the first field only.")
-    ] = Format.AUTO,
+    ] = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -43,7 +43,7 @@ def command(
 
     opened = Recording.open(train), Recording.open(held_out)
     rows = head_agreement(*opened, asked, ctx.obj.settings, model=model, live=live)
-    if how is Format.JSON:
+    if how == "json":
         names = ("how", "data", "depths", "counts", "intervals")
         print(json.dumps([{name: getattr(each, name) for name in names} for each in rows], indent=2))
         return

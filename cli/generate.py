@@ -67,7 +67,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
             help="tokens: what was accepted, rejected and sampled; steps: one line per target step; why: tokens, "
             "and for each rejected one what the target thought of it."
         ),
-    ] = Show.PLAIN,
+    ] = "plain",
     verify_equal: Annotated[
         bool, typer.Option("--verify-equal", help="Also decode plainly; exit code 1 if the tokens differ.")
     ] = False,
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     engine: EngineOptions,
     how: Annotated[
         Format, typer.Option("--format", help="json: one object per prompt and line; quiet: the text only.")
-    ] = Format.AUTO,
+    ] = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -96,22 +96,22 @@ def command(  # noqa: PLR0913 - one parameter per flag
         seed=seed,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
-        logprobs=NUM_LOGPROBS if show is Show.WHY else None,
+        logprobs=NUM_LOGPROBS if show == "why" else None,
     )
     session: Session = ctx.obj
     settings = engine.settings(model) | {"plugin_settings": session.settings}
     settings["model"], asked = with_verifier(settings["model"], proposer)
     with LLM(speculative_config=asked, **settings) as llm:
         job = _Job(llm, rows, params, chat=chat)
-        view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
+        view = None if how == "json" else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
         job.run(view)
         if verify_equal:
             with LLM(**settings) as plain:
                 job.compare_with(plain)
-        if show is Show.WHY and view:
+        if show == "why" and view:
             print_misses(job.misses(), llm.get_tokenizer(), session.console())
-        if how is Format.JSON:
-            job.print_json(with_steps=show is not Show.PLAIN)
+        if how == "json":
+            job.print_json(with_steps=show != "plain")
         elif not quiet:
             print(job.summary(), file=sys.stderr)
         if job.differences:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +15,6 @@ from ._engine_options import (
     DatasetOption,
     DatasetPathOption,
     DeviceOption,
-    Dtype,
     DtypeOption,
     EngineOption,
     MaxModelLenOption,
@@ -41,27 +39,23 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-class Inside(StrEnum):
-    """The engines that can run the target of a recording."""
+Inside = Literal["specdec", "transformers", "vllm"]
+"""The engines that can run the target of a recording."""
 
-    SPECDEC = "specdec"
-    TRANSFORMERS = "transformers"
-    VLLM = "vllm"
 
-    @property
-    def source(self) -> Callable[[RecordSettings, PluginSettings], Source]:
-        """What is recorded."""
-        if self is Inside.TRANSFORMERS:
-            from specdec.lab.recording.in_transformers import TransformersSource
+def _source(inside: Inside) -> Callable[[RecordSettings, PluginSettings], Source]:
+    """What is recorded."""
+    if inside == "transformers":
+        from specdec.lab.recording.in_transformers import TransformersSource
 
-            return TransformersSource
-        if self is Inside.VLLM:
-            from specdec.lab.recording.in_vllm import VLLMSource
+        return TransformersSource
+    if inside == "vllm":
+        from specdec.lab.recording.in_vllm import VLLMSource
 
-            return VLLMSource
-        from specdec.lab.recording.in_specdec import EngineSource
+        return VLLMSource
+    from specdec.lab.recording.in_specdec import EngineSource
 
-        return EngineSource
+    return EngineSource
 
 
 def _layers(text: str) -> tuple[HiddenState, ...]:
@@ -103,7 +97,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     inside: Annotated[
         Inside,
         typer.Option("--engine", help="Who generates; transformers and vllm: greedily; transformers: one by one."),
-    ] = Inside.SPECDEC,
+    ] = "specdec",
     vllm_args: Annotated[
         list[str] | None,
         typer.Option(
@@ -115,7 +109,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
     ] = None,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.AUTO,
+    dtype: DtypeOption = "auto",
     max_model_len: MaxModelLenOption = None,
     engine_config: EngineOption = None,
     num_threads: NumThreadsOption = None,
@@ -161,6 +155,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet = quiet or bool(ctx.find_root().params.get("quiet"))
     console = Console(stderr=True, no_color=True if not session.colour else None)
     with progress_for(console, quiet=quiet) as progress:
-        done = record(settings, session.settings, output, progress, inside.source)
+        done = record(settings, session.settings, output, progress, _source(inside))
     if not quiet:
         print(f"{output}: {done.num_requests} requests, {decimal(done.num_bytes)}")

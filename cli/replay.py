@@ -46,7 +46,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     watch: Annotated[bool, typer.Option("--watch", help="Run again whenever a file of the proposers changes.")] = False,
     how: Annotated[
         Format, typer.Option("--format", help="human: a table; json: an array; quiet: the first field only.")
-    ] = Format.AUTO,
+    ] = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -100,7 +100,7 @@ def _text(error: Exception) -> str:
 
 
 def _show(rows: list[dict[str, Any]], how: Format, session: Session) -> None:
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps(rows, indent=2))
         return
     shown = [{name: _short(row[name]) for name in FIELDS} for row in rows]

@@ -27,7 +27,7 @@ def command(
     device: Annotated[str, typer.Option("--device", help="Where draft networks run: cpu, cuda or cuda:N.")] = "cpu",
     how: Annotated[
         Format, typer.Option("--format", help="human: the configuration and what it gives; json: one object.")
-    ] = Format.AUTO,
+    ] = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -41,7 +41,7 @@ def command(
     from specdec.lab.tree_search import search_tree
 
     found = search_tree(recording, asked, nodes, ctx.obj.settings, model=model, device=device)
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps(found))
         return
     settings = SpeculativeConfig.as_mapping(asked) | {"max_nodes": nodes, "medusa_choices": found["choices"]}

@@ -26,7 +26,7 @@ def command(
     saving: SaveOptions,
     how: Annotated[
         Format, typer.Option("--format", help="human: tables; json: the result as one object; quiet: one line.")
-    ] = Format.AUTO,
+    ] = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
