@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+
+from specdec.sdk.json_files import as_mapping
 
 from ._engine_options import (
     ChatOption,
@@ -18,8 +21,13 @@ from ._engine_options import (
     EngineOption,
     MaxModelLenOption,
     NumThreadsOption,
-    engine_settings,
+    only_one,
 )
+from ._output import Format, JsonOption, QuietOption
+from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.core.config.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +40,15 @@ class EngineOptions:
     engine_config: EngineOption = None
     num_threads: NumThreadsOption = None
 
-    def settings(self, model: str) -> dict[str, Any]:
-        """Fields of EngineConfig. Raises ConfigError."""
-        return engine_settings(model, self.device, self.dtype, self.max_model_len, self.num_threads, self.engine_config)
+    def config(self, model: str, **defaults: Any) -> EngineConfig:
+        """The settings of an engine; --engine-config wins over `defaults`. Raises ConfigError."""
+        from specdec.core.config.engine_config import EngineConfig
+
+        text = only_one("--engine-config", self.engine_config)
+        further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
+        names = ("device", "dtype", "max_model_len", "num_threads")
+        flags = {name: getattr(self, name) for name in names}
+        return EngineConfig(**{"model": model} | defaults | flags | further)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +99,23 @@ class SaveOptions:
     ] = None
 
 
-def is_recording(model: str) -> bool:
-    """Whether a model that is named is a folder of `specdec record`."""
-    return (Path(model) / "manifest.json").is_file()
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Options that choose what is printed."""
+
+    how: Annotated[
+        Format,
+        typer.Option("--format", help="human: for people; json: all of it; quiet: one line, or one for each row."),
+    ] = "auto"
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+
+    def form(self, session: Session) -> tuple[Format, bool]:
+        """The form of the result, and whether only the result and errors may be printed."""
+        how: Format = "json" if self.as_json else self.how
+        if self.quiet:
+            logging.getLogger("specdec").setLevel(logging.ERROR)
+        return how, self.quiet or session.quiet or how in ("json", "quiet")
 
 
 Command = Callable[..., None]

@@ -27,6 +27,7 @@ FormatOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors and the result.")]
 
 
 def show_rows(rows: Sequence[Row], fields: Sequence[str], how: Format, session: Session) -> None:

@@ -14,8 +14,8 @@ import typer
 from specdec.sdk import ConfigError
 from specdec.testing.report import Level
 
-from ._engine_options import FurtherKeysOption, QuietOption, only_one, output_form, silence_libraries
-from ._output import Format, JsonOption
+from ._engine_options import FurtherKeysOption, only_one, silence_libraries
+from ._option_blocks import OutputOptions, with_blocks
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ STDERR = 2  # its file descriptor
 WORDS = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
 
 
+@with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     proposer: Annotated[
@@ -56,20 +57,17 @@ def command(  # noqa: PLR0913 - one parameter per flag
         Literal["process"] | None,
         typer.Option(help="process: each check in a process of its own; one that ends it fails by name."),
     ] = None,
-    how: Annotated[
-        Format, typer.Option("--format", help="json: an array with one object per check; quiet: one line.")
-    ] = "auto",
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Check a proposer against the contract, on the CPU and offline. Exit code 1 if a check fails."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
+    session: Session = ctx.obj
+    how, quiet = output.form(session)
     silence_libraries()
     from specdec.core.config.speculative_config import SpeculativeConfig
     from specdec.testing.run import Run, results
     from specdec.testing.subject import Subject
 
-    session: Session = ctx.obj
     further = only_one("--speculative-config", speculative_config)
     settings = SpeculativeConfig.as_mapping(further) if further is not None else {}
     subject = Subject(proposer, settings, model, seed, session.settings)
@@ -111,8 +109,6 @@ class _Announcer:
 
     def __init__(self, timeout: float, *, shown: bool) -> None:
         self._timeout, self._shown = timeout, shown
-        if not faulthandler.is_enabled():
-            faulthandler.enable(STDERR)
 
     def __call__(self, check: Check) -> None:
         from specdec.testing.checks import ALL_CHECKS

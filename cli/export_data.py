@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from ._engine_options import QuietOption, silence_libraries
+from ._engine_options import RecordingArgument, silence_libraries
+from ._output import QuietOption
 
 
 def command(
     ctx: typer.Context,
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")],
+    recording: RecordingArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder.")],
     trainer: Annotated[
         Literal["speculators", "specforge"], typer.Option("--format", help="Whose trainer reads it.")
@@ -36,6 +37,6 @@ def command(
 
     chosen = tuple(map(int, words))
     done = export_data(Recording.open(recording), output, trainer, layers=chosen, drafter=drafter, compress=compress)
-    if not (quiet or ctx.find_root().params.get("quiet")):
+    if not (quiet or ctx.obj.quiet):
         states = f"hidden states {', '.join(map(str, done.layers))}" if done.layers else "no hidden states"
         print(f"{output}: {done.num_rows} texts, {states}")

@@ -15,14 +15,11 @@ import typer
 from ._engine_options import (
     ChatOption,
     ModelArgument,
-    QuietOption,
     SpeculativeOption,
     only_one,
-    output_form,
     silence_libraries,
 )
-from ._option_blocks import EngineOptions, with_blocks
-from ._output import Format, JsonOption
+from ._option_blocks import EngineOptions, OutputOptions, with_blocks
 from ._session import Session
 from ._text_view import Show, TextView
 from ._why_live import print_misses, step_of
@@ -73,19 +70,18 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ] = False,
     *,
     engine: EngineOptions,
-    how: Annotated[
-        Format, typer.Option("--format", help="json: one object per prompt and line; quiet: the text only.")
-    ] = "auto",
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: OutputOptions,
 ) -> None:
-    """Generate text, as it is produced, and show which tokens the proposer had right."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
+    """Generate text, as it is produced, and show which tokens the proposer had right.
+
+    As JSON, each prompt has a line with an object.
+    """
+    session: Session = ctx.obj
+    how, quiet = output.form(session)
     proposer = only_one("--speculative-config", speculative_config)
     rows = _rows(prompt or [], prompts_file)
     silence_libraries()
     from specdec.core.config.sampling_params import SamplingParams
-    from specdec.core.engine.verifier_checkpoint import with_verifier
     from specdec.core.llm import LLM
 
     params = SamplingParams(
@@ -98,15 +94,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
         stop=tuple(stop or ()),
         logprobs=NUM_LOGPROBS if show == "why" else None,
     )
-    session: Session = ctx.obj
-    settings = engine.settings(model) | {"plugin_settings": session.settings}
-    settings["model"], asked = with_verifier(settings["model"], proposer)
-    with LLM(speculative_config=asked, **settings) as llm:
+    settings = dict(engine.config(model)) | {"plugin_settings": session.settings}
+    with LLM(speculative_config=proposer, **settings) as llm:
         job = _Job(llm, rows, params, chat=chat)
         view = None if how == "json" else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
         job.run(view)
         if verify_equal:
-            with LLM(**settings) as plain:
+            with LLM(**settings | {"model": llm.engine.config.model}) as plain:
                 job.compare_with(plain)
         if show == "why" and view:
             print_misses(job.misses(), llm.get_tokenizer(), session.console())

@@ -14,18 +14,13 @@ from ._engine_options import (
     ChatOption,
     DatasetOption,
     DatasetPathOption,
-    DeviceOption,
-    DtypeOption,
-    EngineOption,
-    MaxModelLenOption,
     ModelArgument,
-    NumThreadsOption,
-    QuietOption,
     dataset_settings,
-    engine_settings,
     only_one,
     silence_libraries,
 )
+from ._option_blocks import EngineOptions, with_blocks
+from ._output import QuietOption
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -72,6 +67,7 @@ def _vllm_arguments(given: list[str] | None) -> dict[str, Any]:
     return {} if text is None else dict(as_mapping(text, "--vllm", '{"tensor_parallel_size": 2}'))
 
 
+@with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     model: ModelArgument,
@@ -108,33 +104,27 @@ def command(  # noqa: PLR0913 - one parameter per flag
         Path | None,
         typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
     ] = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    max_model_len: MaxModelLenOption = None,
-    engine_config: EngineOption = None,
-    num_threads: NumThreadsOption = None,
+    *,
+    engine: EngineOptions,
     quiet: QuietOption = False,
 ) -> None:
     """Record what a target generates, so that `specdec replay` tries proposers on it without the target."""
     if max_disk is not None and not isfinite(max_disk):
         raise typer.BadParameter(f"--max-disk takes a number of GiB, found {max_disk}; without it there is no limit.")
-    engine = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config)
+    config = engine.config(model, max_num_seqs=max_concurrency)
     silence_libraries()
-    from rich.console import Console
     from rich.filesize import decimal
 
-    from specdec.core.config.engine_config import EngineConfig
-    from specdec.lab.progress import progress_for
     from specdec.lab.recording.foreign import import_data
     from specdec.lab.recording.recorder import record
     from specdec.lab.recording.settings import RecordSettings
 
     if data is not None:
-        manifest = import_data(data, EngineConfig(**engine), _layers(hidden_states), output)
+        manifest = import_data(data, engine.config(model), _layers(hidden_states), output)
         print(f"{output}: recorded from {manifest.source}")
         return
     settings = RecordSettings(
-        engine=EngineConfig(**({"max_num_seqs": max_concurrency} | engine)),
+        engine=config,
         **dataset_settings(dataset, dataset_path),
         category=category,
         num_prompts=num_prompts,
@@ -152,9 +142,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
         vllm=_vllm_arguments(vllm_args),
     )
     session: Session = ctx.obj
-    quiet = quiet or bool(ctx.find_root().params.get("quiet"))
-    console = Console(stderr=True, no_color=True if not session.colour else None)
-    with progress_for(console, quiet=quiet) as progress:
+    quiet = quiet or session.quiet
+    with session.progress(quiet=quiet) as progress:
         done = record(settings, session.settings, output, progress, _source(inside))
     if not quiet:
         print(f"{output}: {done.num_requests} requests, {decimal(done.num_bytes)}")
