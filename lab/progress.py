@@ -25,16 +25,16 @@ class HasMetrics(Protocol):
 
 
 class NoProgress:
-    """Says nothing."""
+    """Listens for the progress of a run and says nothing."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
-        """Ignored."""
+        """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""
 
     def finished(self, request: HasMetrics) -> None:
-        """Ignored."""
+        """Called when a request of the stage ends."""
 
     def written(self, num_bytes: int) -> None:
-        """Ignored."""
+        """Called when a recording takes so much of the disk."""
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,6 @@ from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
-from specdec.core.request.request import Request
 from specdec.sdk import StrictModel
 from specdec.sdk.ranges import Limit, LimitOrZero, Temperature
 from specdec.sdk.saved_state import as_path, has_state
@@ -28,6 +27,7 @@ from .earlier import EarlierRun
 from .environment import environment
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
+from .progress import NoProgress
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
 from .source import source_sha256
@@ -81,18 +81,6 @@ class BenchSettings(RunSettings):
         return self.speculative_config is not None and self.baseline == "auto"
 
 
-class Progress(Protocol):
-    """Listens for the progress of a run."""
-
-    def stage(self, name: str, num_requests: int = 0) -> None:
-        """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""
-        ...
-
-    def finished(self, request: Request) -> None:
-        """Called when a request of the stage ends."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Reference:
     """What a run is compared with: the times and outputs of plain decoding, for each of its repeats."""
@@ -101,7 +89,7 @@ class _Reference:
     outputs: Sequence[Mapping[str, tuple[int, ...]]]
 
 
-def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progress) -> dict[str, Any]:
+def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProgress) -> dict[str, Any]:
     """Measure, with a proposer that `plugins` lets load. Returns the result as it is written to a file.
 
     Raises SpecdecError before anything is timed where that can be known.

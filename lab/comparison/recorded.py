@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
 
 from ..busy import load_per_core, machine_facts
+from ..progress import NoProgress
 from ..recording import Recording
 from ..replay.result import Replays
 from ..replay.rows import (
@@ -33,19 +34,11 @@ from .variants import Variant
 REPEAT = 3
 
 
-class Stages(Protocol):
-    """Listens for the stages of a comparison."""
-
-    def stage(self, name: str, num_requests: int = 0) -> None:
-        """Called when a stage begins."""
-        ...
-
-
 def run_compare_recorded(
     folder: Path,
     variants: Sequence[Variant],
     plugins: PluginSettings,
-    progress: Stages,
+    progress: NoProgress,
     sort: str | None,
     *,
     model: str | Path | None = None,
@@ -126,7 +119,7 @@ def _result(
 
 
 def _turns(
-    once: Callable[..., Replayed], variants: Sequence[Variant], num_repeats: int, progress: Stages
+    once: Callable[..., Replayed], variants: Sequence[Variant], num_repeats: int, progress: NoProgress
 ) -> list[list[Replayed]]:
     """The replays of each variant. What a first replay does once is done before any that counts."""
     found: list[list[Replayed]] = [[] for _ in variants]

@@ -16,10 +16,10 @@ from specdec.core.registry import PluginSettings
 from ..busy import load_per_core, machine_facts
 from ..datasets import load_dataset, of_category
 from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns
+from ..progress import NoProgress
 from ..prompts import BenchPrompt, Chosen, choose
 from ..result import SCHEMA_VERSION, equality_facts, request_facts, time_shares
 from ..run import (
-    Progress,
     RunSettings,
     all_differences,
     built,
@@ -38,7 +38,7 @@ def run_compare(
     settings: RunSettings,
     variants: Sequence[Variant],
     plugins: PluginSettings,
-    progress: Progress,
+    progress: NoProgress,
     sort: str,
     *,
     tell_apart: float = TELL_APART,
@@ -85,7 +85,7 @@ def run_compare(
 
 
 def _start(
-    settings: RunSettings, asked: SpeculativeSettings, plugins: PluginSettings, progress: Progress, stack: ExitStack
+    settings: RunSettings, asked: SpeculativeSettings, plugins: PluginSettings, progress: NoProgress, stack: ExitStack
 ) -> TimedEngine:
     progress.stage("loading")
     return stack.enter_context(closing(TimedEngine(partial(built, settings.engine, asked, plugins))))

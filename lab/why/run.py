@@ -12,9 +12,10 @@ from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import Refusal
 
-from ..comparison.recorded import Stages, replayed_facts
+from ..comparison.recorded import replayed_facts
 from ..comparison.variants import Variant
 from ..measure import Step, summed
+from ..progress import NoProgress
 from ..recording import RecordedRequest, Recording
 from ..replay.rows import counts_of, recorded_cell, recorded_texts, refuse_drawn, request_rows, steps_of
 from ..replay.run import Replayed, replay
@@ -32,7 +33,7 @@ def run_why(
     folder: Path,
     variants: Sequence[Variant],
     plugins: PluginSettings,
-    progress: Stages,
+    progress: NoProgress,
     *,
     model: str | Path | None = None,
     device: str = "cpu",
