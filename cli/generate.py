@@ -29,14 +29,9 @@ if TYPE_CHECKING:
     from specdec.core.engine.outputs import StreamUpdate
     from specdec.core.llm import LLM
     from specdec.lab.dataset_files import PromptRow
-    from specdec.lab.equality import Difference
 
-EXIT_DIFFERENT = 1
 STANDARD_INPUT = "-"
 NUM_LOGPROBS = 20  # the most that a request may ask for
-EQUAL_IN_DISTRIBUTION = (
-    'With "draft_sample_method": "probabilistic", sampled outputs are equal in distribution, not token by token.'
-)
 
 
 @with_blocks
@@ -65,9 +60,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
             "and for each rejected one what the target thought of it."
         ),
     ] = "plain",
-    verify_equal: Annotated[
-        bool, typer.Option("--verify-equal", help="Also decode plainly; exit code 1 if the tokens differ.")
-    ] = False,
     *,
     engine: EngineOptions,
     output: OutputOptions,
@@ -94,28 +86,17 @@ def command(  # noqa: PLR0913 - one parameter per flag
         stop=tuple(stop or ()),
         logprobs=NUM_LOGPROBS if show == "why" else None,
     )
-    settings = dict(engine.config(model)) | {"plugin_settings": session.settings}
-    with LLM(speculative_config=proposer, **settings) as llm:
+    config = engine.config(model)
+    with LLM(speculative_config=proposer, plugin_settings=session.settings, **dict(config)) as llm:
         job = _Job(llm, rows, params, chat=chat)
         view = None if how == "json" else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
         job.run(view)
-        if verify_equal:
-            with LLM(**settings | {"model": llm.engine.config.model}) as plain:
-                job.compare_with(plain)
         if show == "why" and view:
             print_misses(job.misses(), llm.get_tokenizer(), session.console())
         if how == "json":
             job.print_json(with_steps=show != "plain")
         elif not quiet:
             print(job.summary(), file=sys.stderr)
-        if job.differences:
-            print(f"Promised here: {llm.engine.text_equality.sentence}", file=sys.stderr)
-        for difference in job.differences or ():
-            print(difference.sentence(llm.get_tokenizer()), file=sys.stderr)
-    if job.differences:
-        if temperature > 0:
-            print(EQUAL_IN_DISTRIBUTION, file=sys.stderr)
-        raise typer.Exit(EXIT_DIFFERENT)
 
 
 def _rows(prompts: Sequence[str], prompts_file: Path | None) -> list[PromptRow]:
@@ -179,54 +160,29 @@ class _Job:
         known = Texts.of(llm.engine)
         self._prompts = [known.turn(row, (), chat=chat) for row in rows]
         self.texts = [row.prompt or known.decode(ids) for row, ids in zip(rows, self._prompts, strict=True)]
-        self._outputs: list[_Output] = []
+        self._outputs = [_Output() for _ in rows]
         self._seconds = 0.0
-        self.differences: list[Difference] | None = None  # None: not compared
 
     def run(self, view: TextView | None) -> None:
         """Generate, and show each step as it happens."""
         start = time.perf_counter()
-        self._outputs = self._stream(self._llm, view)
-        self._seconds = time.perf_counter() - start
-
-    def compare_with(self, plain: LLM) -> None:
-        """Generate again with a plain engine and keep the differences."""
-        from specdec.core.host import parts_of
-        from specdec.lab.equality import compare
-
-        assert parts_of(plain.engine).host is None, "outputs are compared with plain decoding's"
-        expected = self._stream(plain, None)
-        self.differences = compare(
-            self._llm.engine,
-            _numbered(self._prompts),
-            _numbered([output.token_ids for output in expected]),
-            _numbered([output.token_ids for output in self._outputs]),
-        )
-
-    def _stream(self, llm: LLM, view: TextView | None) -> list[_Output]:
-        outputs = [_Output() for _ in self._prompts]
-        start = time.perf_counter()
-        for update in llm.stream([{"prompt_token_ids": ids} for ids in self._prompts], self._params):
+        for update in self._llm.stream([{"prompt_token_ids": ids} for ids in self._prompts], self._params):
             index = int(update.request_id)
-            outputs[index].updates.append(update)
-            outputs[index].seconds = time.perf_counter() - start
+            self._outputs[index].updates.append(update)
+            self._outputs[index].seconds = time.perf_counter() - start
             if view:
                 view.update(index, update)
-        return outputs
+        self._seconds = time.perf_counter() - start
 
     def summary(self) -> str:
-        """Sum up in one line of figures, and one on equality if the user asked for it."""
+        """Sum up in one line of figures."""
         metrics = self._llm.engine.metrics
         count = sum(len(output.token_ids) for output in self._outputs)
-        line = (
+        return (
             f"{count} tokens, {count / self._seconds:.1f} tokens/s, "
             f"acceptance length {metrics.acceptance.mean_acceptance_length:.2f}, "
             f"tokens per target step {metrics.acceptance.tokens_per_target_step:.2f}, proposer {metrics.proposer}"
         )
-        if self.differences is None:
-            return line
-        num_equal = len(self._outputs) - len(self.differences)
-        return f"{line}\nOutputs equal to plain decoding: {num_equal}/{len(self._outputs)}"
 
     def misses(self) -> list[list[dict[str, Any]]]:
         """What the target thought of each rejected token, by prompt."""
@@ -237,17 +193,8 @@ class _Job:
 
     def print_json(self, *, with_steps: bool) -> None:
         """Print one JSON object per prompt, each on a line."""
-        different = {difference.prompt_id: difference for difference in self.differences or ()}
         proposer = self._llm.engine.metrics.proposer
         for number, (text, output) in enumerate(zip(self.texts, self._outputs, strict=True)):
             row = {"prompt": text, "num_prompt_tokens": len(self._prompts[number]), "proposer": proposer}
             row |= output.as_dict(with_steps=with_steps)
-            if self.differences is not None:
-                difference = different.get(str(number))
-                row |= {"outputs_equal": difference is None}
-                row |= {"difference": difference.as_dict(self._llm.get_tokenizer()) if difference else None}
             print(json.dumps(row, ensure_ascii=False))
-
-
-def _numbered(rows: Sequence[list[int]]) -> dict[str, list[int]]:
-    return {str(number): row for number, row in enumerate(rows)}
