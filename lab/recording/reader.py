@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,13 +26,6 @@ from .shards import (
     sums_of,
     tensor_name,
     tensors_path,
-)
-
-logger = logging.getLogger("specdec")
-
-WITHOUT_SUMS = (
-    "SD-W244 %s has shards without checksums, which an earlier specdec wrote; damage to them would not be found. "
-    "Record again to have them"
 )
 
 
@@ -109,12 +101,9 @@ class Recording:
         return found
 
     @cached_property
-    def _sums(self) -> dict[int, dict[str, str] | None]:
+    def _sums(self) -> dict[int, dict[str, str]]:
         """The checksums of each shard."""
-        sums = {number: sums_of(self.folder, number) for number in self._shard_numbers()}
-        if None in sums.values():
-            logger.warning(WITHOUT_SUMS, self.folder)
-        return sums
+        return {number: sums_of(self.folder, number) for number in self._shard_numbers()}
 
     @cached_property
     def _whole(self) -> set[int]:

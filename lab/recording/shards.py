@@ -35,7 +35,7 @@ NUMBERS = ("number", "turn", "seed")
 TOKENS = ("prompt_token_ids", "token_ids", "past_token_ids")
 PER_POSITION = ("token_logprobs", "tail_mass", "entropy")
 PER_TOP = ("top_ids", "top_logprobs")
-FORM = "structured_outputs"  # as JSON; null: none. Recordings of earlier versions have no such column
+FORM = "structured_outputs"  # as JSON; null: none
 HIDDEN, LOGITS = "hidden_states", "logits"
 _NAME = re.compile(r"shard-(\d{5}|[1-9]\d{5,8})\.(parquet|safetensors|sha256)(\.tmp)?")
 
@@ -112,23 +112,15 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sums_of(folder: Path, number: int) -> dict[str, str] | None:
-    """The SHA-256 of each file of a shard by its name. None: it was recorded before there were any.
-
-    Raises ConfigError SD-E244 for a file of checksums that cannot be read.
-    """
+def sums_of(folder: Path, number: int) -> dict[str, str]:
+    """The SHA-256 of each file of a shard by its name. Raises ConfigError SD-E244 if they cannot be read."""
     path = sums_path(folder, number)
-    if not path.exists():
-        return None
     with reading(path):
-        sums = {name: digest for digest, name in (line.split("  ") for line in read_text(path).splitlines())}
-    return sums
+        return {name: digest for digest, name in (line.split("  ") for line in read_text(path).splitlines())}
 
 
-def require_whole(path: Path, sums: Mapping[str, str] | None) -> None:
+def require_whole(path: Path, sums: Mapping[str, str]) -> None:
     """Raise ConfigError SD-E244 unless a file is as it was written. sums: see `sums_of`."""
-    if sums is None:
-        return
     expected = sums.get(path.name)
     with reading(path):
         found = _sha256(path) if path.exists() or expected is not None else None
@@ -178,8 +170,7 @@ def read_shard(path: Path, top_m: int) -> list[RecordedRequest]:
     with reading(path):
         table = pa.parquet.read_table(path, memory_map=True, partitioning=None)
         columns = {name: table.column(name) for name in (*TEXTS, *NUMBERS, *TOKENS, *PER_POSITION, *PER_TOP)}
-        forms = table.column(FORM).to_pylist() if FORM in table.column_names else [None] * len(table)
-        return [_row(columns, index, top_m, form) for index, form in enumerate(forms)]
+        return [_row(columns, index, top_m, form) for index, form in enumerate(table.column(FORM).to_pylist())]
 
 
 def _row(columns: Mapping[str, Any], index: int, top_m: int, form: str | None) -> RecordedRequest:
