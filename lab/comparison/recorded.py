@@ -49,8 +49,8 @@ def run_compare_recorded(
     """Replay every variant on the recording in `folder`; the result is like `run_compare`'s.
 
     Replays take turns, and every second turn goes backwards, so that slow changes of the machine meet all alike. Where
-    the recording predicts no times, one turn is enough. sort: one of METRICS. None means the speed-up if the recording
-    can predict it, else the tokens per step. model, device: as of `replay`. repeat: turns. tell_apart: as of
+    the recording predicts no times, one turn is enough. sort: None means the speed-up if the recording can predict it,
+    else the tokens per step. model, device: as of `replay`. repeat: turns. tell_apart: as of
     `comparison_facts`. Raises SpecdecError: SD-E251 for drawn drafts of sampled text, SD-E252 for a sort by times that
     are unknown.
     """

@@ -46,9 +46,9 @@ def run_compare(
     """Measure every variant, and plain decoding once, on the same prompts in interleaved turns.
 
     A turn is one unit: as many prompts of a category as run at the same time. Every engine runs a unit before the next
-    unit begins, so that slow changes of the machine meet all alike. Each engine holds a target of its own. sort: one of
-    METRICS. tell_apart: as of `comparison_facts`. Returns the result as it is written to a file. Raises SpecdecError
-    before anything is timed where that can be known.
+    unit begins, so that slow changes of the machine meet all alike. Each engine holds a target of its own. sort,
+    tell_apart: as of `comparison_facts`. Returns the result as it is written to a file. Raises SpecdecError before
+    anything is timed where that can be known.
     """
     load = load_per_core()
     model, _ = with_verifier(settings.engine.model, None)
