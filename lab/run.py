@@ -24,13 +24,12 @@ from specdec.sdk.saved_state import as_path, has_state
 
 from .datasets import load_dataset, of_category
 from .earlier import EarlierRun
-from .environment import environment
+from .environment import environment, source_sha256
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .progress import NoProgress
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
-from .source import source_sha256
 from .token_texts import token_texts
 
 

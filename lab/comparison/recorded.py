@@ -10,7 +10,7 @@ from typing import Any
 from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
 
-from ..busy import load_per_core, machine_facts
+from ..environment import load_per_core, machine_facts, source_sha256
 from ..progress import NoProgress
 from ..recording import Recording
 from ..replay.result import Replays
@@ -27,7 +27,6 @@ from ..replay.rows import (
 )
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION
-from ..source import source_sha256
 from .table import TELL_APART, TIMED, Measured, comparison_facts
 from .variants import Variant
 

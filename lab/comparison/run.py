@@ -13,8 +13,8 @@ from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 
-from ..busy import load_per_core, machine_facts
 from ..datasets import load_dataset, of_category
+from ..environment import load_per_core, machine_facts
 from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns
 from ..progress import NoProgress
 from ..prompts import BenchPrompt, Chosen, choose
