@@ -17,15 +17,14 @@ from .request import RecordedRequest
 from .shards import (
     HIDDEN,
     LOGITS,
-    parquet_path,
     pyarrow,
     read_shard,
     read_tensor,
     require_whole,
     shard_files,
+    shard_path,
     sums_of,
     tensor_name,
-    tensors_path,
 )
 
 
@@ -95,7 +94,7 @@ class Recording:
     def _by_shard(self) -> dict[int, list[RecordedRequest]]:
         found = {}
         for number, sums in self._sums.items():
-            path = parquet_path(self.folder, number)
+            path = shard_path(self.folder, number, "parquet")
             require_whole(path, sums)
             found[number] = read_shard(path, self.manifest.top_m)
         return found
@@ -125,7 +124,7 @@ class Recording:
             raise not_a_recording(self.folder, f"there is no request {request_id!r}")
         number = self._shards[request_id]
         if number not in self._whole:
-            require_whole(tensors_path(self.folder, number), self._sums[number])
+            require_whole(shard_path(self.folder, number, "safetensors"), self._sums[number])
             self._whole.add(number)
         tensor = read_tensor(self.folder, number, tensor_name(kind, request_id))
         if tensor is None:

@@ -53,19 +53,9 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def parquet_path(folder: Path, number: int) -> Path:
-    """Where the rows of a shard lie."""
-    return folder / f"shard-{number:05}.parquet"
-
-
-def tensors_path(folder: Path, number: int) -> Path:
-    """Where the tensors of a shard lie."""
-    return folder / f"shard-{number:05}.safetensors"
-
-
-def sums_path(folder: Path, number: int) -> Path:
-    """Where the checksums of a shard lie."""
-    return folder / f"shard-{number:05}.sha256"
+def shard_path(folder: Path, number: int, kind: str) -> Path:
+    """Where the rows ("parquet"), the tensors ("safetensors") or the checksums ("sha256") of a shard lie."""
+    return folder / f"shard-{number:05}.{kind}"
 
 
 def shard_files(folder: Path) -> dict[Path, int]:
@@ -86,7 +76,7 @@ def write_shard(
 
     room: most bytes that it may have. None means as many as the disk takes.
     """
-    rows, states, sums = (path(folder, number) for path in (parquet_path, tensors_path, sums_path))
+    rows, states, sums = (shard_path(folder, number, kind) for kind in ("parquet", "safetensors", "sha256"))
     files = [states, sums, rows] if tensors else [sums, rows]
     parts = {path: path.with_name(f"{path.name}.tmp") for path in files}
     try:
@@ -114,7 +104,7 @@ def _sha256(path: Path) -> str:
 
 def sums_of(folder: Path, number: int) -> dict[str, str]:
     """The SHA-256 of each file of a shard by its name. Raises ConfigError SD-E244 if they cannot be read."""
-    path = sums_path(folder, number)
+    path = shard_path(folder, number, "sha256")
     with reading(path):
         return {name: digest for digest, name in (line.split("  ") for line in read_text(path).splitlines())}
 
@@ -219,7 +209,7 @@ def _tensor(cell: Any) -> Tensor:
 
 def read_tensor(folder: Path, number: int, name: str) -> Tensor | None:
     """One tensor of a shard; None if it was not recorded. Raises ConfigError SD-E244 if the file is damaged."""
-    path = tensors_path(folder, number)
+    path = shard_path(folder, number, "safetensors")
     if not path.exists():
         return None
     with reading(path), safe_open(path, framework="pt") as file:
