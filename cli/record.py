@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +12,6 @@ import typer
 from specdec.sdk.json_files import as_mapping
 
 from ._engine_options import (
-    ChatOption,
     DatasetOption,
     DatasetPathOption,
     ModelArgument,
@@ -19,7 +19,7 @@ from ._engine_options import (
     only_one,
     silence_libraries,
 )
-from ._option_blocks import EngineOptions, with_blocks
+from ._option_blocks import EngineOptions, PromptOptions, with_blocks
 from ._output import QuietOption
 from ._session import Session
 
@@ -67,6 +67,13 @@ def _vllm_arguments(given: list[str] | None) -> dict[str, Any]:
     return {} if text is None else dict(as_mapping(text, "--vllm", '{"tensor_parallel_size": 2}'))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedPrompts(PromptOptions):
+    """Those of a benchmark; all prompts unless fewer are asked for."""
+
+    num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 0
+
+
 @with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
@@ -74,15 +81,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder; one that was cut short is gone on with.")],
     dataset: DatasetOption = "packaged",
     dataset_path: DatasetPathOption = None,
-    category: Annotated[str | None, typer.Option(help="Only prompts of this category.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 0,
-    chat: ChatOption = False,
-    output_len: Annotated[int, typer.Option(min=1, help="Output tokens per request, at most.")] = 128,
-    max_concurrency: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
+    *,
+    prompts: RecordedPrompts,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="1: off.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first request; each next one has one more.")] = 0,
     top_m: Annotated[int, typer.Option(min=1, help="Likeliest tokens whose probability is kept at each place.")] = 20,
     hidden_states: Annotated[
         str, typer.Option(metavar="2,4,final", help="Hidden states to keep, which heads need; none by default.")
@@ -100,14 +102,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
             "--vllm", metavar="JSON", help='Further arguments of vLLM\'s engine: {"tensor_parallel_size": 2}.'
         ),
     ] = None,
-    *,
     engine: EngineOptions,
     quiet: QuietOption = False,
 ) -> None:
     """Record what a target generates, so that `specdec replay` tries proposers on it without the target."""
     if max_disk is not None and not isfinite(max_disk):
         raise typer.BadParameter(f"--max-disk takes a number of GiB, found {max_disk}; without it there is no limit.")
-    config = engine.config(model, max_num_seqs=max_concurrency)
+    config = engine.config(model, max_num_seqs=prompts.max_concurrency)
     silence_libraries()
     from rich.filesize import decimal
 
@@ -117,14 +118,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = RecordSettings(
         engine=config,
         **dataset_settings(dataset, dataset_path),
-        category=category,
-        num_prompts=num_prompts,
-        chat=chat,
-        output_len=output_len,
-        temperature=temperature,
+        **prompts.settings,
         top_p=top_p,
         top_k=top_k,
-        seed=seed,
         top_m=top_m,
         hidden_states=_layers(hidden_states),
         full_logits=full_logits,

@@ -11,54 +11,33 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specdec.core.config.engine_config import EngineConfig
-from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
-from specdec.sdk import StrictModel
-from specdec.sdk.ranges import Limit, LimitOrZero, Temperature
+from specdec.sdk.ranges import Limit, LimitOrZero
 from specdec.sdk.saved_state import as_path, has_state
 
-from .datasets import load_dataset, of_category
 from .earlier import EarlierRun
 from .environment import environment, source_sha256
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .progress import NoProgress
-from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
+from .prompts import BenchPrompt, Chosen, PromptSettings, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
 from .token_texts import token_texts
 
 
-class RunSettings(StrictModel):
+class RunSettings(PromptSettings):
     """What a benchmark runs on, and how often. Where `vllm bench` has a setting, the name is the same."""
 
-    engine: EngineConfig = Field(description="in a notebook its fields stand beside these")
-    dataset_name: str = Field(
-        default="packaged", description="or another of `dataset_files`, or one of the group `specdec.datasets`"
-    )
-    dataset_path: Path | None = Field(default=None, description="its file, for the data sets that have one")
-    category: str | None = Field(default=None, description="None: all")
-    num_prompts: LimitOrZero = Field(default=6, description="taken in turn from each category; 0: all that fit")
-    chat: bool = Field(default=False, description="put each prompt into the model's chat template")
-    output_len: Limit = Field(default=128, description="output tokens per prompt, at most")
-    temperature: Temperature = Field(default=0.0, description="0: greedy")
-    seed: int = Field(default=0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
     repeat: Limit = Field(default=3, description="times each prompt is measured")
     warmup: LimitOrZero = Field(default=1, description="prompts that each engine runs before anything is timed")
     check_equal: Literal["greedy", "off"] = Field(
         default="greedy", description="compare greedy outputs with plain decoding's"
     )
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The first prompt's sampling parameters. Output is not decoded: both engines would pay the same for it."""
-        return SamplingParams(
-            temperature=self.temperature, seed=self.seed, max_tokens=self.output_len, detokenize=False
-        )
 
 
 class BenchSettings(RunSettings):
@@ -94,7 +73,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
     Raises SpecdecError before anything is timed where that can be known.
     """
     settings = settings.resolved()
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
+    rows = settings.rows(plugins)
     earlier = EarlierRun(settings.baseline) if isinstance(settings.baseline, Path) else None
     with ExitStack() as stack:
         progress.stage("loading")

@@ -13,7 +13,6 @@ from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 
-from ..datasets import load_dataset, of_category
 from ..environment import load_per_core, machine_facts
 from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns
 from ..progress import NoProgress
@@ -54,7 +53,7 @@ def run_compare(
     model, _ = with_verifier(settings.engine.model, None)
     resolved = [with_verifier(settings.engine.model, each.speculative_config)[1] for each in variants]
     settings = settings.replace(engine=settings.engine.replace(model=model))
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
+    rows = settings.rows(plugins)
     with ExitStack() as stack:
         engines = [_start(settings, asked, plugins, progress, stack) for asked in (None, *resolved)]
         plain = engines[0].engine

@@ -15,7 +15,7 @@ from specdec.sdk import ConfigError
 from specdec.sdk.structured_outputs import StructuredOutputs
 
 from ..dataset_files import PromptRow
-from ..datasets import load_dataset, of_category, spread
+from ..datasets import spread
 from ..progress import NoProgress
 from .in_specdec import EngineSource
 from .manifest import Cost, Manifest, plain
@@ -51,8 +51,7 @@ def record(
     """
     pyarrow()  # before a target is loaded
     require_folder(folder)
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
-    rows = spread(rows, settings.num_prompts)
+    rows = spread(settings.rows(plugins), settings.num_prompts)
     progress.stage("loading")
     with closing(inside(settings, plugins)) as source:
         if not source.takes_grammars:
