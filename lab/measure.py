@@ -17,7 +17,7 @@ from specdec.core.request.verified_tree import VerifiedTree
 
 from .prompts import BenchPrompt
 
-OnFinished = Callable[[Request], None]
+OnFinished = Callable[[RequestMetrics], None]
 
 
 class Step(NamedTuple):
@@ -108,7 +108,7 @@ class TimedEngine:
                     steps[request.request_id].append(Step.of(each))
                 if request.finish_reason is not None:
                     ended[request.request_id] = request
-                    on_finished(request)
+                    on_finished(request.metrics)
         seconds = time.perf_counter() - start
         return Pass(
             category=prompts[0].category,

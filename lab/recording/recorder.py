@@ -81,7 +81,7 @@ def _recorded(
     progress.stage("recording", sum(len(row.turns) for row in rows))
     try:
         for ended in session.run(rows):
-            progress.finished(ended)
+            progress.finished(ended.metrics)
             progress.written(writer.num_bytes)
     except KeyboardInterrupt:
         writer.flush()
