@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,10 +34,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     dataset_path: DatasetPathOption = None,
     measuring: MeasureOptions,
     baseline: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|off|FILE", help="auto: plain decoding, in turn; FILE: the saved result of a plain run."
-        ),
+        Literal["auto", "off"], typer.Option(help="auto: plain decoding, in turn; off: none.")
     ] = "auto",
     saving: SaveOptions,
     engine: EngineOptions,
@@ -59,7 +55,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = BenchSettings(
         engine=config,
         speculative_config=asked,
-        baseline=baseline if baseline in ("auto", "off") else Path(baseline),
+        baseline=baseline,
         **dataset_settings(dataset, dataset_path),
         **prompts.settings,
         **measuring.settings,

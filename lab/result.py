@@ -41,10 +41,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Plain decoding's times for the same prompts."""
+    """Plain decoding's times for the same prompts: repeat i ran beside repeat i of what it is compared with."""
 
     timing: Timing
-    paired: bool  # whether repeat i ran beside repeat i of what it is compared with
 
     def speedup(self, timing: Timing, category: str | None = None) -> float:
         """Plain time / time, each the sum over prompts and the mean over repeats; not a mean of ratios."""
@@ -55,7 +54,7 @@ class Baseline:
 
         None without at least two pairs.
         """
-        if not self.paired or len(timing.repeats) < 2:
+        if len(timing.repeats) < 2:
             return None
         pairs = zip(self.timing.each(category), timing.each(category), strict=True)
         logs = [math.log(plain / seconds) for plain, seconds in pairs]
@@ -169,7 +168,7 @@ def time_shares(passes: Sequence[Pass]) -> dict[str, float] | None:
 
 
 def _raw_times(timing: Timing, baseline: Baseline | None) -> list[dict[str, Any]]:
-    plain = baseline.timing.repeats if baseline and baseline.paired else None
+    plain = baseline.timing.repeats if baseline else None
     return [
         {
             "seconds": sum(repeat.values()),
