@@ -128,12 +128,8 @@ class _Output:
 
     def as_dict(self, *, with_steps: bool) -> dict[str, Any]:
         """The object that --format json prints."""
-        from specdec.core.request.metrics import RequestMetrics
+        from specdec.lab.measure import counts_of
 
-        metrics = RequestMetrics()
-        for update in self.updates:
-            step = step_of(update)
-            metrics.record(len(step.draft_token_ids), step.num_accepted, step.num_committed, step.widths)
         keys = ["draft_token_ids", "num_accepted", "token_ids", "text"]
         keys += ["draft_parents"] if any(update.draft_parents is not None for update in self.updates) else []
         keys += ["logprobs"] if self.updates[0].logprobs is not None else []
@@ -144,7 +140,7 @@ class _Output:
             "finish_reason": self.updates[-1].finish_reason,
             "seconds": self.seconds,
             "tokens_per_second": len(self.token_ids) / self.seconds,
-            **metrics.as_dict(),
+            **counts_of(map(step_of, self.updates)).as_dict(),
             **({"steps": steps} if with_steps else {}),
         }
 

@@ -169,6 +169,14 @@ def outputs_of(passes: Sequence[Pass]) -> dict[str, tuple[int, ...]]:
     return {prompt_id: output for each in passes for prompt_id, output in each.outputs.items()}
 
 
+def counts_of(steps: Iterable[Step]) -> RequestMetrics:
+    """What a request's metrics would say of these steps."""
+    counts = RequestMetrics()
+    for step in steps:
+        counts.record(len(step.draft_token_ids), step.num_accepted, step.num_committed, step.widths)
+    return counts
+
+
 def summed(counts: Iterable[RequestMetrics]) -> RequestMetrics:
     """Counts together."""
     total = RequestMetrics()

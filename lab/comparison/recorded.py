@@ -11,11 +11,11 @@ from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
 
 from ..environment import load_per_core, machine_facts, source_sha256
+from ..measure import counts_of
 from ..progress import NoProgress
 from ..recording import Recording
 from ..replay.result import Replays
 from ..replay.rows import (
-    counts_of,
     has_times,
     plain_seconds,
     predicted_seconds,

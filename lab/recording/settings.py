@@ -8,7 +8,7 @@ from pydantic import Field
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.sdk import ConfigError
-from specdec.sdk.ranges import Limit, LimitOrZero, PositiveShare, Share
+from specdec.sdk.ranges import Limit, LimitOrZero, PositiveShare
 
 from ..prompts import PromptSettings
 
@@ -19,7 +19,6 @@ class RecordSettings(PromptSettings):
     num_prompts: LimitOrZero = Field(default=0, description="taken in turn from each category; 0: all")
     top_k: LimitOrZero = Field(default=0, description="0: off")
     top_p: PositiveShare = 1.0
-    min_p: Share = 0.0
     top_m: Limit = Field(default=20, description="likeliest tokens whose probability is kept at each position")
     hidden_states: tuple[int | Literal["final"], ...] = Field(
         default=(), description="layers, as in Needs.hidden_states"
@@ -32,7 +31,7 @@ class RecordSettings(PromptSettings):
     @property
     def sampling(self) -> SamplingParams:
         """The sampling parameters of the first request."""
-        return super().sampling.replace(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+        return super().sampling.replace(top_k=self.top_k, top_p=self.top_p)
 
     def refuse_sampling(self, inside: str) -> None:
         """Raise ConfigError SD-E251 unless greedy: elsewhere the draws depend on torch's generator."""

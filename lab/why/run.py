@@ -17,11 +17,11 @@ from specdec.sdk.structured_outputs import Vocabulary
 
 from ..comparison.recorded import replayed_facts
 from ..comparison.variants import Variant
-from ..measure import Step, summed
+from ..measure import Step, counts_of, summed
 from ..progress import NoProgress
 from ..recording import RecordedRequest, Recording
 from ..replay.assembly import replay_config, tokenizer_of
-from ..replay.rows import counts_of, recorded_cell, recorded_texts, refuse_drawn, request_rows, steps_of
+from ..replay.rows import recorded_cell, recorded_texts, refuse_drawn, request_rows, steps_of
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION, acceptance_facts
 from .choices import PROBE_TEMPERATURES, ChoicesListener
