@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -49,11 +50,6 @@ class BenchSettings(RunSettings):
         model, asked = with_verifier(self.engine.model, self.speculative_config)
         return self.replace(engine=self.engine.replace(model=model), speculative_config=asked)
 
-    @property
-    def runs_plain_beside(self) -> bool:
-        """Whether plain decoding is measured in the same run."""
-        return self.speculative_config is not None and self.baseline == "auto"
-
 
 def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProgress) -> dict[str, Any]:
     """Measure, with a proposer that `plugins` lets load. Returns the result as it is written to a file.
@@ -64,7 +60,9 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
     rows = settings.rows(plugins)
     with ExitStack() as stack:
         progress.stage("loading")
-        engine, beside = _engines(settings, plugins, stack)
+        engine = started(settings.engine, settings.speculative_config, plugins, stack)
+        with_plain = settings.speculative_config is not None and settings.baseline == "auto"
+        beside = started(settings.engine, None, plugins, stack) if with_plain else None
         chosen = choose(rows, settings.num_prompts, settings.sampling, engine.engine, chat=settings.chat)
         configuration = configuration_facts(settings, engine.engine, chosen) | speculation_facts(
             settings.speculative_config, engine.engine
@@ -99,21 +97,11 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
     }
 
 
-def _engines(
-    settings: BenchSettings, plugins: PluginSettings, stack: ExitStack
-) -> tuple[TimedEngine, TimedEngine | None]:
-    """The engine to measure and, where asked, a plain one with the same settings."""
-
-    def start(speculative_config: SpeculativeSettings) -> TimedEngine:
-        timed = TimedEngine(lambda: built(settings.engine, speculative_config, plugins))
-        return stack.enter_context(closing(timed))
-
-    engine = start(settings.speculative_config)
-    if not settings.runs_plain_beside:
-        return engine, None
-    plain = start(None)
-    assert parts_of(plain.engine).host is None, "outputs and times are compared with plain decoding's"
-    return engine, plain
+def started(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings, stack: ExitStack) -> TimedEngine:
+    """An engine to be timed, which `stack` closes."""
+    timed = TimedEngine(partial(built, config, asked, plugins))
+    assert asked is not None or parts_of(timed.engine).host is None, "others are compared with plain decoding"
+    return stack.enter_context(closing(timed))
 
 
 def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
-from functools import partial
+from contextlib import ExitStack
 from itertools import groupby
 from statistics import fmean
 from typing import Any
 
 from specdec.core.engine.verifier_checkpoint import with_verifier
-from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 
 from ..environment import load_per_core, machine_facts
@@ -21,10 +19,10 @@ from ..result import SCHEMA_VERSION, equality_facts, request_facts, time_shares
 from ..run import (
     RunSettings,
     all_differences,
-    built,
     configuration_facts,
     environment_facts,
     speculation_facts,
+    started,
 )
 from ..token_texts import token_texts
 from .table import TELL_APART, Measured, comparison_facts
@@ -55,7 +53,10 @@ def run_compare(
     settings = settings.replace(engine=settings.engine.replace(model=model))
     rows = settings.rows(plugins)
     with ExitStack() as stack:
-        engines = [_start(settings, asked, plugins, progress, stack) for asked in (None, *resolved)]
+        engines = []
+        for asked in (None, *resolved):
+            progress.stage("loading")
+            engines.append(started(settings.engine, asked, plugins, stack))
         plain = engines[0].engine
         chosen = choose(rows, settings.num_prompts, settings.sampling, plain, chat=settings.chat)
         units = _units(chosen.prompts, settings.engine.max_num_seqs)
@@ -81,13 +82,6 @@ def run_compare(
             **_result(variants, facts, units, chosen, turns, sort, tell_apart),
             "token_texts": token_texts(plain.tokenizer, [each for passes in turns[0] for each in passes]),
         }
-
-
-def _start(
-    settings: RunSettings, asked: SpeculativeSettings, plugins: PluginSettings, progress: NoProgress, stack: ExitStack
-) -> TimedEngine:
-    progress.stage("loading")
-    return stack.enter_context(closing(TimedEngine(partial(built, settings.engine, asked, plugins))))
 
 
 def _units(prompts: Sequence[BenchPrompt], size: int) -> list[list[BenchPrompt]]:
