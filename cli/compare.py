@@ -96,7 +96,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     if len(recordings) == len(model):
         _refuse_for_recordings(ctx)
     by = None if sort == "auto" else sort
-    asked = {"variants": chosen, "plugins": session.settings, "tell_apart": tell_apart / 100}
+    asked: dict[str, Any] = {"variants": chosen, "plugins": session.settings, "tell_apart": tell_apart / 100}
     device = "cpu" if engine.device == "auto" else engine.device
     replayed = partial(run_compare_recorded, **asked, sort=by, device=device, repeat=measuring.repeat)
     runs = [partial(replayed, Path(each)) for each in recordings]
