@@ -69,7 +69,7 @@ def _vllm_arguments(given: list[str] | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedPrompts(PromptOptions):
-    """Those of a benchmark; all prompts unless fewer are asked for."""
+    """The options of a benchmark, but all prompts unless fewer are asked for."""
 
     num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 0
 
