@@ -141,7 +141,9 @@ def _interval_remark(result: Result) -> str:
     interval = result["speedup_interval"]
     if interval is not None:
         return f"95 % CI {interval[0]:.2f}-{interval[1]:.2f}, {len(result['repeats'])} paired runs"
-    return "one repeat: no interval"
+    if result["configuration"]["baseline"] == "auto":
+        return "one repeat: no interval"
+    return "against an earlier run: not paired"
 
 
 def _positions(result: Result) -> Table:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -34,7 +35,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
     dataset_path: DatasetPathOption = None,
     measuring: MeasureOptions,
     baseline: Annotated[
-        Literal["auto", "off"], typer.Option(help="auto: plain decoding, in turn; off: none.")
+        str,
+        typer.Option(
+            metavar="auto|off|FILE", help="auto: plain decoding, in turn; FILE: the saved result of a plain run."
+        ),
     ] = "auto",
     saving: SaveOptions,
     engine: EngineOptions,
@@ -55,7 +59,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = BenchSettings(
         engine=config,
         speculative_config=asked,
-        baseline=baseline,
+        baseline=baseline if baseline in ("auto", "off") else Path(baseline),
         **dataset_settings(dataset, dataset_path),
         **prompts.settings,
         **measuring.settings,

@@ -41,9 +41,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Plain decoding's times for the same prompts: repeat i ran beside repeat i of what it is compared with."""
+    """Plain decoding's times for the same prompts."""
 
     timing: Timing
+    paired: bool  # whether repeat i ran beside repeat i of what it is compared with
 
     def speedup(self, timing: Timing, category: str | None = None) -> float:
         """Plain time / time, each the sum over prompts and the mean over repeats; not a mean of ratios."""
@@ -54,7 +55,7 @@ class Baseline:
 
         None without at least two pairs.
         """
-        if len(timing.repeats) < 2:
+        if not self.paired or len(timing.repeats) < 2:
             return None
         pairs = zip(self.timing.each(category), timing.each(category), strict=True)
         logs = [math.log(plain / seconds) for plain, seconds in pairs]
@@ -168,7 +169,7 @@ def time_shares(passes: Sequence[Pass]) -> dict[str, float] | None:
 
 
 def _raw_times(timing: Timing, baseline: Baseline | None) -> list[dict[str, Any]]:
-    plain = baseline.timing.repeats if baseline else None
+    plain = baseline.timing.repeats if baseline and baseline.paired else None
     return [
         {
             "seconds": sum(repeat.values()),

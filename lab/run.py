@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -20,9 +21,10 @@ from specdec.core.registry import PluginSettings
 from specdec.sdk.ranges import Limit, LimitOrZero
 from specdec.sdk.saved_state import as_path, has_state
 
+from .earlier import EarlierRun
 from .environment import environment, source_sha256
 from .equality import Difference, compare
-from .measure import TimedEngine, measure, outputs_of
+from .measure import Repeat, TimedEngine, measure, outputs_of
 from .progress import NoProgress
 from .prompts import BenchPrompt, Chosen, PromptSettings, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
@@ -43,12 +45,22 @@ class BenchSettings(RunSettings):
     """What to measure, and on what."""
 
     speculative_config: SpeculativeSettings = Field(default=None, description="None: plain")
-    baseline: Literal["auto", "off"] = Field(default="auto", description="auto: plain decoding, in turn")
+    baseline: Literal["auto", "off"] | Path = Field(
+        default="auto", description="a path: the result of an earlier plain run"
+    )
 
     def resolved(self) -> BenchSettings:
         """Replace a drafter's checkpoint, given as the model, by its target and its proposer."""
         model, asked = with_verifier(self.engine.model, self.speculative_config)
         return self.replace(engine=self.engine.replace(model=model), speculative_config=asked)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a run is compared with: the times and outputs of plain decoding, for each of its repeats."""
+
+    baseline: Baseline
+    outputs: Sequence[Mapping[str, tuple[int, ...]]]
 
 
 def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProgress) -> dict[str, Any]:
@@ -58,6 +70,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
     """
     settings = settings.resolved()
     rows = settings.rows(plugins)
+    earlier = EarlierRun(settings.baseline) if isinstance(settings.baseline, Path) else None
     with ExitStack() as stack:
         progress.stage("loading")
         engine = started(settings.engine, settings.speculative_config, plugins, stack)
@@ -68,6 +81,8 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
             settings.speculative_config, engine.engine
         )
         machine = environment_facts(engine.engine)
+        if earlier:
+            earlier.refuse_unlike(configuration, machine)
         progress.stage("measuring", len(chosen.prompts) * settings.repeat * (2 if beside else 1))
         repeats = measure(
             engine,
@@ -77,19 +92,19 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
             num_warmup=settings.warmup,
             on_finished=progress.finished,
         )
+        reference = _reference(earlier, repeats)
         differences = None
-        if beside and settings.check_equal != "off":
+        if reference and settings.check_equal != "off":
             progress.stage("comparing outputs")
             found = [outputs_of(repeat.passes) for repeat in repeats]
-            plain = [outputs_of(repeat.baseline) for repeat in repeats]
-            differences = all_differences(engine.engine, chosen.prompts, plain, found)
+            differences = all_differences(engine.engine, chosen.prompts, reference.outputs, found)
     return {
         "schema_version": SCHEMA_VERSION,
         "configuration": configuration,
         "environment": machine,
         "num_prompts": len(chosen.prompts),
         "num_prompts_skipped": chosen.num_skipped,
-        **run_facts(repeats, Baseline(Timing.of([repeat.baseline for repeat in repeats])) if beside else None),
+        **run_facts(repeats, reference.baseline if reference else None),
         "proposer_figures": own_figures(engine.engine),
         **equality_facts(differences, len(chosen.prompts), engine.engine.tokenizer),
         "requests": request_facts(chosen.prompts, repeats[0].passes),
@@ -162,6 +177,15 @@ def environment_facts(engine: Engine) -> dict[str, Any]:
     """The machine, and the threads that the engine uses."""
     parts = parts_of(engine)
     return environment(parts.model.target.device) | {"threads": parts.model.threads.count}
+
+
+def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Reference | None:
+    if earlier:
+        return _Reference(Baseline(earlier.timing, paired=False), [earlier.outputs] * len(repeats))
+    if not repeats[0].baseline:
+        return None
+    timing = Timing.of([repeat.baseline for repeat in repeats])
+    return _Reference(Baseline(timing, paired=True), [outputs_of(repeat.baseline) for repeat in repeats])
 
 
 def all_differences(

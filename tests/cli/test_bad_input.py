@@ -112,10 +112,14 @@ def test_json_that_python_does_not_read_is_no_json(text, told):
     assert len(str(refusal.value)) < 600
 
 
-def test_nested_json_in_a_file_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [(("--dataset-name", "custom", "--dataset-path"), "SD-E162"), (("--baseline",), "SD-E166")],
+)
+def test_nested_json_in_a_file_is_refused(tmp_path, flags, code):
     (tmp_path / "deep").write_text(DEEP)
-    result = invoke("bench", "tiny", "--dataset-name", "custom", "--dataset-path", tmp_path / "deep")
-    assert (result.exit_code, "SD-E162" in result.stderr) == (2, True)
+    result = invoke("bench", "tiny", *flags, tmp_path / "deep")
+    assert (result.exit_code, code in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("verb", [("bench", "tiny"), ("generate", "tiny", "-p", "x")])

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from specdec.cli._app import build_app
 from specdec.core.engine.engine import Engine
 from specdec.lab import run as run_module
-from specdec.lab.measure import outputs_of
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 SMALL = ("--num-prompts", 3, "--output-len", 12, "--repeat", 1, "--warmup", 0)
@@ -38,7 +37,7 @@ def run(saved):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A saved plain run."""
+    """A saved plain run: a baseline for later ones."""
     path = tmp_path_factory.mktemp("bench") / "plain.json"
     assert invoke(*SMALL, "--save-result", path, "--format", "quiet").exit_code == 0
     return path
@@ -171,6 +170,40 @@ def test_without_a_proposer_only_plain_decoding_is_measured(plain):
     assert result["tokens_per_second"] == pytest.approx(36 / result["seconds"])
 
 
+def test_an_earlier_plain_run_serves_as_baseline(plain):
+    result = invoke("-sc", NGRAM, *SMALL, "--baseline", plain, "--json")
+    assert result.exit_code == 0, result.stderr
+    run, earlier = json.loads(result.stdout), json.loads(plain.read_text())
+    assert run["speedup"] == pytest.approx(earlier["seconds"] / run["seconds"])
+    assert run["speedup_interval"] is None
+    assert run["outputs_equal"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--output-len", 10), r"output_len +earlier 12, now 10"),
+        (("--num-prompts", 2), r"prompts_sha256 +earlier"),
+        (("--dtype", "bfloat16"), r"dtype +earlier 'float32', now 'bfloat16'"),
+        (("-ec", '{"quantization": "int8_weight_only"}'), r"engine +earlier \{\}, now \{'quantization'"),
+        (("--num-threads", 2), r"threads +earlier 1, now 2"),
+    ],
+    ids=["output_len", "prompts", "dtype", "engine", "threads"],
+)
+def test_a_baseline_of_an_unlike_run_is_refused(plain, flags, named):
+    result = invoke("-sc", NGRAM, *SMALL, *flags, "--baseline", plain)
+    assert result.exit_code == 2
+    assert "SD-E167" in result.stderr
+    assert re.search(named, result.stderr)
+
+
+def test_a_speculative_run_is_refused_as_baseline(saved):
+    flags = ("--num-prompts", 3, "--output-len", 24, "--repeat", 1)
+    result = invoke(*flags, "--baseline", saved[1])
+    assert result.exit_code == 2
+    assert "a baseline is a run without -sc" in result.stderr
+
+
 DRAWN = '{"model": "tiny/draft", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}'
 
 
@@ -186,34 +219,35 @@ def test_drawn_drafts_of_sampled_text_are_no_failure(tmp_path):
     assert "DIFFERENT" not in page
 
 
-def test_different_greedy_outputs_end_with_exit_code_1_and_both_margins(plain, monkeypatch):
-    seen = []
+HOLLOW = {"schema_version": 1, "configuration": {}, "environment": {}, "repeats": [{}], "requests": []}
 
-    def changed(passes):
-        outputs = outputs_of(passes)
-        seen.append(outputs)
-        if len(seen) == 1:  # the proposer's
-            outputs[name] = (*outputs[name][:4], wrong, *outputs[name][5:])
-        return outputs
 
-    request = json.loads(plain.read_text())["requests"][1]
-    name, right = request["prompt_id"], request["output_token_ids"][4]
-    wrong = (right + 1) % 4000
-    monkeypatch.setattr(run_module, "outputs_of", changed)
-    result = invoke("-sc", NGRAM, *SMALL, "--json")
+@pytest.mark.parametrize("text", ["[]", "{", '{"schema_version": 1}', json.dumps(HOLLOW)])
+def test_a_file_that_is_no_result_is_refused_as_baseline(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    result = invoke(*SMALL, "--baseline", path)
+    assert result.exit_code == 2
+    assert "SD-E166" in result.stderr
+
+
+def test_different_greedy_outputs_end_with_exit_code_1_and_both_margins(plain, tmp_path):
+    earlier = json.loads(plain.read_text())
+    tokens = earlier["requests"][1]["output_token_ids"]
+    right, tokens[4] = tokens[4], (tokens[4] + 1) % 4000
+    path = tmp_path / "tampered.json"
+    path.write_text(json.dumps(earlier))
+    result = invoke("-sc", NGRAM, *SMALL, "--baseline", path, "--json")
     assert result.exit_code == 1
     run = json.loads(result.stdout)
     assert run["outputs_equal"] is False
     assert run["num_outputs_equal"] == 2
     (difference,) = run["differences"]
-    assert (difference["prompt_id"], difference["position"]) == (name, 4)
-    assert (difference["plain_token_id"], difference["found_token_id"]) == (right, wrong)
+    assert (difference["prompt_id"], difference["position"]) == (earlier["requests"][1]["prompt_id"], 4)
+    assert (difference["plain_token_id"], difference["found_token_id"]) == (tokens[4], right)
     assert difference["in_one_pass"]["token_ids"][0] == right
     assert difference["in_one_pass"]["margin"] > 0
-
-
-def test_outputs_that_are_not_compared_are_no_failure():
-    off = invoke("-sc", NGRAM, *SMALL, "--check-equal", "off", "--format", "quiet")
+    off = invoke("-sc", NGRAM, *SMALL, "--baseline", path, "--check-equal", "off", "--format", "quiet")
     assert off.exit_code == 0
     assert "not compared" in off.stdout
 

@@ -20,7 +20,7 @@ REPEATS = [
     Repeat((one_pass("a", 1.2), one_pass("b", 2.2)), (one_pass("a", 2.2), one_pass("b", 7.8))),
 ]
 TIMING = Timing.of([repeat.passes for repeat in REPEATS])
-BASELINE = Baseline(Timing.of([repeat.baseline for repeat in REPEATS]))
+BASELINE = Baseline(Timing.of([repeat.baseline for repeat in REPEATS]), paired=True)
 
 
 def test_speedup_is_total_time_over_total_time():
@@ -37,13 +37,16 @@ def test_interval_is_that_of_students_t_on_log_ratios():
     assert low < BASELINE.speedup(TIMING) < high
 
 
-def test_no_interval_of_one_repeat():
-    timing = Timing.of([repeat.passes for repeat in REPEATS[:1]])
-    baseline = Baseline(Timing.of([repeat.baseline for repeat in REPEATS[:1]]))
+@pytest.mark.parametrize(
+    ("repeats", "paired"), [(REPEATS[:1], True), (REPEATS, False)], ids=["one repeat", "an earlier run"]
+)
+def test_no_interval_without_pairs(repeats, paired):
+    timing = Timing.of([repeat.passes for repeat in repeats])
+    baseline = Baseline(Timing.of([repeat.baseline for repeat in repeats]), paired)
     assert baseline.interval(timing) is None
-    facts = run_facts(REPEATS[:1], baseline)
+    facts = run_facts(repeats, baseline)
     assert facts["speedup"] > 1
-    assert facts["repeats"][0]["baseline_seconds"] == 9.0
+    assert facts["repeats"][0]["baseline_seconds"] == (9.0 if paired else None)
 
 
 def test_counts_are_those_of_one_repeat():
