@@ -102,6 +102,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
             "--vllm", metavar="JSON", help='Further arguments of vLLM\'s engine: {"tensor_parallel_size": 2}.'
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
+    ] = None,
     engine: EngineOptions,
     quiet: QuietOption = False,
 ) -> None:
@@ -112,9 +116,14 @@ def command(  # noqa: PLR0913 - one parameter per flag
     silence_libraries()
     from rich.filesize import decimal
 
+    from specdec.lab.recording.foreign import import_data
     from specdec.lab.recording.recorder import record
     from specdec.lab.recording.settings import RecordSettings
 
+    if data is not None:
+        manifest = import_data(data, engine.config(model), _layers(hidden_states), output)
+        print(f"{output}: recorded from {manifest.source}")
+        return
     settings = RecordSettings(
         engine=config,
         **dataset_settings(dataset, dataset_path),

@@ -19,21 +19,25 @@ from specdec.core.registry import PluginSettings
 
 from ..conversation import Texts
 from ..environment import environment
-from .manifest import Manifest
+from .foreign import target_manifest
+from .manifest import Cost, Manifest
 from .settings import RecordSettings
-from .source import Ended, Kept, Source, target_manifest
+from .source import Ended, Kept
 from .tap import TAP, ProbabilityTap
 
 NO_END = -1  # an end of sequence that no text has
 
 
-class TransformersSource(Source):
-    """Runs one request after the other in transformers."""
+class TransformersSource:
+    """A `Source` that runs one request after the other in transformers."""
+
+    takes_grammars = False
+    measures_cost = False  # a call of `generate` is not taken apart
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
         """Raises ConfigError SD-E251 for sampling, and what the adapter raises."""
         settings.refuse_sampling("transformers")
-        manifest, tokenizer = target_manifest(settings.engine, "transformers")
+        manifest, tokenizer = target_manifest(settings.engine, "transformers", "", settings.hidden_states)
         self._model = _loaded(settings, manifest)
         ends = eos_token_ids(self._model.generation_config, self._model.config)
         self.manifest, self.texts = manifest.replace(eos_token_ids=tuple(sorted(ends))), Texts(tokenizer, ends)
@@ -74,6 +78,9 @@ class TransformersSource(Source):
         name = self._names.pop(request_id)
         probabilities, logits = self._listener.take(name)
         return Kept(probabilities, self._decoding.proposer.take(name), logits)
+
+    def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
+        return Cost()
 
     def environment(self) -> dict[str, Any]:
         return environment(self._model.device) | {"transformers": version("transformers")}

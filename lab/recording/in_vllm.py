@@ -17,9 +17,10 @@ from specdec.sdk import ConfigError
 
 from ..conversation import Texts
 from ..environment import environment
-from .manifest import Manifest
+from .foreign import target_manifest
+from .manifest import Cost, Manifest
 from .settings import RecordSettings
-from .source import Ended, Kept, Source, target_manifest
+from .source import Ended, Kept
 from .vllm_worker import HIDDEN, LOGITS, SETTINGS, RecordingDrafter, RecordingWorker
 
 DECIDED = {  # by recording: a prompt's every position is computed, and each step's tokens are known after it
@@ -30,8 +31,11 @@ DECIDED = {  # by recording: a prompt's every position is computed, and each ste
 }
 
 
-class VLLMSource(Source):
-    """Runs vLLM, with as many requests at a time as vLLM takes."""
+class VLLMSource:
+    """A `Source` that runs vLLM, with as many requests at a time as vLLM takes."""
+
+    takes_grammars = False
+    measures_cost = False  # a replay is our engine's, and vLLM's steps are timed by another
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
         """Raises ConfigError: SD-E251 for sampling, SD-E279 without vLLM, SD-E280 for arguments that it does not take.
@@ -39,7 +43,7 @@ class VLLMSource(Source):
         What vLLM itself refuses, it says in its own words. The workers read `SPECDEC_` variables, not `plugins`.
         """
         settings.refuse_sampling("vLLM")
-        manifest, tokenizer = target_manifest(settings.engine, "vllm")
+        manifest, tokenizer = target_manifest(settings.engine, "vllm", "", settings.hidden_states)
         ends = _ends(locate_model(settings.engine.model), settings.engine.trust_remote_code)
         self.manifest, self.texts = manifest.replace(eos_token_ids=tuple(sorted(ends))), Texts(tokenizer, ends)
         self._vllm, self._engine = _engine(settings, manifest)
@@ -81,11 +85,19 @@ class VLLMSource(Source):
         first: bytes = self._engine.collective_rpc(RecordingWorker.take_recorded.__name__, args=(name,))[0]
         return first
 
+    def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
+        return Cost()
+
     def environment(self) -> dict[str, Any]:
-        return environment(torch.device(self.manifest.target["device"])) | {"vllm": str(self._vllm.__version__)}
+        return environment(torch.device(self.manifest.target["device"])) | {"vllm": version_of(self._vllm)}
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+
+
+def version_of(vllm: Any) -> str:
+    """The version that vLLM states of itself, whatever its distribution is called."""
+    return str(vllm.__version__)
 
 
 def _engine(settings: RecordSettings, manifest: Manifest) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ class RecordedRequest:
     """T committed tokens after P prompt tokens, and the target's m likeliest tokens at each of the T positions.
 
     Probabilities are those that verification reads: after bias, penalties, temperature and filters. For a greedy
-    request they are those at temperature 1.
+    request they are those at temperature 1. Where none were recorded m is 0, and numbers per position are NaN.
     """
 
     request_id: str

@@ -126,9 +126,13 @@ def _prefix_caching(config: EngineConfig, info: TargetInfo, speculation: Specula
 
 
 def _target(recording: Recording) -> TargetInfo:
-    """Raises ConfigError SD-E244 if the manifest does not say what it is."""
+    """Raises ConfigError: SD-E249 if the manifest says nothing of it, SD-E244 if it says nonsense."""
+    target = recording.manifest.target
+    if not target:
+        facts = {"recorded by": recording.manifest.source, "fix": "import it with --model, which names the target"}
+        raise ConfigError("SD-E249", "the recording does not say what its target is", facts)
     try:
-        info = TypeAdapter(TargetInfo).validate_python(recording.manifest.target)
+        info = TypeAdapter(TargetInfo).validate_python(target)
     except ValidationError as error:
         wrong = [".".join(map(str, each["loc"])) for each in error.errors()]
     else:

@@ -1,7 +1,5 @@
-"""Recordings as training data: as files, and as the trainers' own readers read them where they are installed."""
+"""Recordings as training data: read back by ourselves, and by the trainers' own readers where they are installed."""
 
-import gzip
-import io
 import json
 
 import pyarrow as pa
@@ -11,13 +9,17 @@ from recordings import make, shared
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from specdec.core.config.engine_config import EngineConfig
 from specdec.core.model.model_support import locate_model
+from specdec.lab.recording import Recording
+from specdec.lab.recording.foreign import import_data
 from specdec.lab.training import specforge
 from specdec.lab.training.data import export_data
 from specdec.lab.training.row import TrainingRow
 from specdec.sdk import ConfigError
 
 LAYERS = (2, 4, 5, 8, "final")  # the packaged target has 8 layers
+TINY = EngineConfig(model="tiny", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -25,37 +27,35 @@ def recording(tmp_path_factory):
     return make(tmp_path_factory.mktemp("recorded") / "x", hidden_states=LAYERS)
 
 
-def test_speculators_data_has_the_recorded_tokens_and_states(tmp_path, recording):
+def test_speculators_data_is_read_back_with_the_recorded_tokens_and_states(tmp_path, recording):
     done = export_data(recording, tmp_path / "data", "speculators")
     assert (done.num_rows, done.layers) == (3, (2, 4, 5, 8))
-    with pa.memory_map(str(tmp_path / "data" / "data-00000-of-00001.arrow")) as file:
-        rows = pa.ipc.open_stream(file).read_all().to_pylist()
-    for number, (row, request) in enumerate(zip(rows, recording, strict=True)):
-        tensors = load_file(tmp_path / "data" / "hidden_states" / f"hs_{number}.safetensors")
-        assert tensors["token_ids"].tolist() == row["input_ids"]
-        is_of(request, recording, row["input_ids"], row["loss_mask"], tensors["hidden_states"], [0, 1, 2, 3])
+    import_data(tmp_path / "data", TINY, done.layers, tmp_path / "x")
+    same_requests(Recording.open(tmp_path / "x"), recording, columns=4)
 
 
-@pytest.mark.parametrize(("drafter", "compress"), [("eagle3", False), ("eagle3", True), ("dspark", False)])
-def test_specforge_data_has_the_recorded_tokens_and_states(tmp_path, recording, drafter, compress):
+@pytest.mark.parametrize(
+    ("drafter", "compress", "columns"),
+    [("eagle3", False, (0, 1, 2, 4)), ("eagle3", True, (0, 1, 2, 4)), ("dspark", False, (0, 1, 2, 4))],
+)
+def test_specforge_data_is_read_back_with_the_recorded_tokens_and_states(
+    tmp_path, recording, drafter, compress, columns
+):
     export_data(recording, tmp_path / "data", "specforge", drafter=drafter, compress=compress)
-    for number, request in enumerate(recording):
-        path = tmp_path / "data" / "rows_0-2000" / f"data_{number}.ckpt{'.gz' * compress}"
-        with gzip.open(path) if compress else path.open("rb") as file:
-            values = torch.load(io.BytesIO(file.read()), weights_only=True)
-        ids, mask = values.pop("input_ids").tolist(), values.pop("loss_mask").tolist()
-        states = torch.cat([each[0].unflatten(1, (-1, 256)) for each in values.values()], dim=1)
-        is_of(request, recording, ids, mask, states, [0, 1, 2, 4])
+    assert (tmp_path / "data" / "rows_0-2000" / f"data_0.ckpt{'.gz' * compress}").is_file()
+    import_data(tmp_path / "data", TINY, (2, 4, 5, "final"), tmp_path / "x")
+    same_requests(Recording.open(tmp_path / "x"), recording, columns)
 
 
-def is_of(request, recording, ids, mask, states, columns):
-    """Whether a row is a request without its last tokens, with these columns of its states."""
-    num_prompt = len(request.prompt_token_ids)
-    assert ids == [*request.prompt_token_ids, *request.token_ids][: len(ids)]
-    assert num_prompt + len(request.token_ids) - len(ids) <= 2
-    assert mask == [0] * num_prompt + [1] * (len(ids) - num_prompt)
-    recorded = recording.hidden_states(request.request_id).unflatten(1, (len(LAYERS), -1))
-    assert torch.equal(states, recorded[:, columns])
+def same_requests(found, recording, columns):
+    for one, other in zip(found, recording, strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids
+        assert one.token_ids == other.token_ids[: len(one.token_ids)]
+        assert len(other.token_ids) - len(one.token_ids) <= 2
+        recorded = recording.hidden_states(other.request_id).unflatten(1, (len(LAYERS), -1))
+        chosen = recorded[:, :columns] if isinstance(columns, int) else recorded[:, list(columns)]
+        states = found.hidden_states(one.request_id)
+        assert torch.equal(states, chosen.flatten(1)[: len(states)])
 
 
 @pytest.mark.parametrize(
