@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.registry import PluginSettings
-from specdec.lab.busy import load_per_core
 from specdec.lab.comparison import run_compare_recorded, variants
+from specdec.lab.environment import load_per_core
 from specdec.lab.progress import NoProgress
 from specdec.lab.recording.recorder import record
 from specdec.lab.recording.settings import RecordSettings

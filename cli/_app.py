@@ -120,7 +120,7 @@ def common_flags(
     logging.getLogger("specdec").setLevel(level)
     if ctx.obj is not None and watch:  # the calls of this process, of `main`
         ctx.with_resource(Watch(watch, ctx.obj))
-    ctx.obj = Session(_settings(plugins, without or [], no_plugins=no_plugins), colour=not no_color)
+    ctx.obj = Session(_settings(plugins, without or [], no_plugins=no_plugins), not no_color, quiet)
 
 
 def _settings(plugins: str | None, without: list[str], *, no_plugins: bool) -> PluginSettings:

@@ -6,16 +6,12 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from specdec.sdk import ConfigError
-from specdec.sdk.json_files import as_mapping
-
-from ._output import Format
 
 
 def _no_more_than_cores(num_threads: int | None) -> int | None:
@@ -47,6 +43,13 @@ FurtherKeysOption = Annotated[
         help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
     ),
 ]
+RecordingArgument = Annotated[
+    Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")
+]
+RecordedModelOption = Annotated[
+    str | None, typer.Option("--model", help="The target's checkpoint, if it lies elsewhere than when recorded.")
+]
+ReplayDeviceOption = Annotated[str, typer.Option("--device", help="Where draft networks run: cpu, cuda or cuda:N.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 MaxModelLenOption = Annotated[
     int | None, typer.Option("--max-model-len", min=1, help="Prompt and output; default: the model's own limit.")
@@ -90,30 +93,10 @@ EngineOption = Annotated[
         help='Further settings, which win over flags, for example \'{"quantization": "int8_weight_only"}\'.',
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors and the result.")]
 
 
-class Dtype(StrEnum):
-    """The dtypes that the target's weights can have."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="auto: float32 on a CPU, else the checkpoint's own.")]
-
-
-def output_form(ctx: typer.Context, how: Format, as_json: bool, quiet: bool) -> tuple[Format, bool]:
-    """The form of the result, and whether only the result and errors may be printed.
-
-    --json is short for --format json. --quiet may stand before the verb or after it.
-    """
-    how = Format.JSON if as_json else how
-    if quiet:
-        logging.getLogger("specdec").setLevel(logging.ERROR)
-    return how, quiet or how in (Format.JSON, Format.QUIET) or bool(ctx.find_root().params.get("quiet"))
 
 
 def silence_libraries() -> None:
@@ -127,30 +110,11 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(torch|transformers|huggingface_hub)(\.|$)")
 
 
-def only_one(flag: str, given: Sequence[str] | None) -> str | None:
+def only_one(flag: str, given: Sequence[str] | None, fix: str = "one run for each") -> str | None:
     """The value of a flag that may be given once, or None. Raises ConfigError SD-E186: else the last would win."""
     if not given:
         return None
     if len(given) > 1:
         facts = {f"number {number}": text for number, text in enumerate(given, start=1)}
-        raise ConfigError("SD-E186", f"{flag} is given {len(given)} times", facts | {"fix": "one run for each"})
+        raise ConfigError("SD-E186", f"{flag} is given {len(given)} times", facts | {"fix": fix})
     return given[0]
-
-
-def engine_settings(
-    model: str,
-    device: str,
-    dtype: Dtype,
-    max_model_len: int | None,
-    num_threads: int | None,
-    engine_config: Sequence[str] | None,
-) -> dict[str, Any]:
-    """The common flags as fields of EngineConfig. Raises ConfigError."""
-    from specdec.core.config.engine_config import EngineConfig
-
-    text = only_one("--engine-config", engine_config)
-    further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
-    flags = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len, "num_threads": num_threads}
-    settings: dict[str, Any] = {"model": model} | flags | further
-    EngineConfig(**settings)  # refuses what is no setting of an engine
-    return settings

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+
+from specdec.sdk.json_files import as_mapping
 
 from ._engine_options import (
     ChatOption,
     DeviceOption,
-    Dtype,
     DtypeOption,
     EngineOption,
     MaxModelLenOption,
     NumThreadsOption,
-    engine_settings,
+    only_one,
 )
+from ._output import Format, JsonOption, QuietOption
+from ._session import Session
 
-
-class CheckEqual(StrEnum):
-    """Whether outputs are compared with plain decoding's."""
-
-    GREEDY = "greedy"
-    OFF = "off"
+if TYPE_CHECKING:
+    from specdec.core.config.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +35,20 @@ class EngineOptions:
     """Options that describe the engine."""
 
     device: DeviceOption = "auto"
-    dtype: DtypeOption = Dtype.AUTO
+    dtype: DtypeOption = "auto"
     max_model_len: MaxModelLenOption = None
     engine_config: EngineOption = None
     num_threads: NumThreadsOption = None
 
-    def settings(self, model: str) -> dict[str, Any]:
-        """Fields of EngineConfig. Raises ConfigError."""
-        return engine_settings(model, self.device, self.dtype, self.max_model_len, self.num_threads, self.engine_config)
+    def config(self, model: str, **defaults: Any) -> EngineConfig:
+        """The settings of an engine; --engine-config wins over `defaults`. Raises ConfigError."""
+        from specdec.core.config.engine_config import EngineConfig
+
+        text = only_one("--engine-config", self.engine_config)
+        further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
+        names = ("device", "dtype", "max_model_len", "num_threads")
+        flags = {name: getattr(self, name) for name in names}
+        return EngineConfig(**{"model": model} | defaults | flags | further)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +77,15 @@ class MeasureOptions:
     repeat: Annotated[int, typer.Option(min=1, help="Times each prompt is measured, beside its baseline.")] = 3
     warmup: Annotated[int, typer.Option(min=0, help="Prompts run before anything is measured.")] = 1
     check_equal: Annotated[
-        CheckEqual, typer.Option(help="greedy: exit code 1 if greedy outputs differ from plain decoding's.")
-    ] = CheckEqual.GREEDY
+        Literal["greedy", "off"],
+        typer.Option(help="greedy: exit code 1 if greedy outputs differ from plain decoding's."),
+    ] = "greedy"
     profile: Annotated[bool, typer.Option("--profile", help="Also say where the time goes.")] = False
 
     @property
     def settings(self) -> dict[str, Any]:
         """Fields of RunSettings."""
-        return {"repeat": self.repeat, "warmup": self.warmup, "check_equal": self.check_equal.value}
+        return {"repeat": self.repeat, "warmup": self.warmup, "check_equal": self.check_equal}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +99,23 @@ class SaveOptions:
     ] = None
 
 
-def is_recording(model: str) -> bool:
-    """Whether a model that is named is a folder of `specdec record`."""
-    return (Path(model) / "manifest.json").is_file()
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Options that choose what is printed."""
+
+    how: Annotated[
+        Format,
+        typer.Option("--format", help="human: for people; json: all of it; quiet: one line, or one for each row."),
+    ] = "auto"
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+
+    def form(self, session: Session) -> tuple[Format, bool]:
+        """The form of the result, and whether only the result and errors may be printed."""
+        how: Format = "json" if self.as_json else self.how
+        if self.quiet:
+            logging.getLogger("specdec").setLevel(logging.ERROR)
+        return how, self.quiet or session.quiet or how in ("json", "quiet")
 
 
 Command = Callable[..., None]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,14 +15,8 @@ Row = Mapping[str, Any]
 STYLES = {"ok": "green", "note": "yellow", "duplicate": "yellow", "broken": "red", "wrong": "red", "blocked": "dim"}
 
 
-class Format(StrEnum):
-    """How rows are printed."""
-
-    AUTO = "auto"
-    HUMAN = "human"
-    JSON = "json"
-    QUIET = "quiet"
-
+Format = Literal["auto", "human", "json", "quiet"]
+"""How rows are printed."""
 
 FormatOption = Annotated[
     Format,
@@ -34,16 +27,17 @@ FormatOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors and the result.")]
 
 
 def show_rows(rows: Sequence[Row], fields: Sequence[str], how: Format, session: Session) -> None:
     """Print the chosen fields of every row on standard output."""
     chosen = [{field: row[field] for field in fields} for row in rows]
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps(chosen, indent=2, default=str))
-    elif how is Format.QUIET:
+    elif how == "quiet":
         print("\n".join(_text(row[fields[0]]) for row in chosen))
-    elif how is Format.HUMAN or sys.stdout.isatty():
+    elif how == "human" or sys.stdout.isatty():
         _show_table(chosen, fields, session)
     else:
         lines = (fields, *([_text(value) for value in row.values()] for row in chosen))

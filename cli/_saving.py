@@ -18,14 +18,23 @@ from ._option_blocks import SaveOptions
 from ._output import Format
 
 
-def show(result: dict[str, Any], how: Format, one_line: Callable[[Any], str], print_tables: Callable[[], None]) -> None:
-    """Print a result in the form asked for."""
-    if how is Format.JSON:
-        sys.stdout.write(_json_text(result))
-    elif how is Format.QUIET:
-        print(one_line(result))
-    else:
-        print_tables()
+def deliver(
+    result: dict[str, Any],
+    saving: SaveOptions,
+    how: Format,
+    one_line: Callable[[Any], str],
+    print_tables: Callable[[], None],
+) -> None:
+    """Write the files asked for and print the result, which is printed whether they could be written or not."""
+    try:
+        save(result, saving)
+    finally:
+        if how == "json":
+            sys.stdout.write(_json_text(result))
+        elif how == "quiet":
+            print(one_line(result))
+        else:
+            print_tables()
 
 
 def refuse_unwritable(saving: SaveOptions) -> None:
@@ -56,8 +65,8 @@ def _refuse_overwriting(report: Path, result: Path | None) -> None:
         raise typer.BadParameter(f"--report {report} writes {result} itself: give --save-result another name.")
 
 
-def save(result: dict[str, Any], saving: SaveOptions) -> ConfigError | None:
-    """Write the files asked for. Returns SD-E187 if that fails, for after the result is shown: no run is lost by it."""
+def save(result: dict[str, Any], saving: SaveOptions) -> None:
+    """Write the files asked for. Raises ConfigError SD-E187."""
     try:
         if saving.save_result is not None:
             saving.save_result.write_text(_json_text(result), encoding="utf-8")
@@ -68,8 +77,7 @@ def save(result: dict[str, Any], saving: SaveOptions) -> ConfigError | None:
     except OSError as error:
         path = error.filename or saving.save_result or saving.report
         facts = {"because": error.strerror, "fix": "the result stands on standard output; --json has all of it"}
-        return ConfigError("SD-E187", f"cannot write to {str(path)!r}", facts)
-    return None
+        raise ConfigError("SD-E187", f"cannot write to {str(path)!r}", facts) from error
 
 
 def _json_text(result: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from specdec.core.registry.discovery import PluginSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specdec.lab.progress import NoProgress
+
 WIDTH_IN_A_PIPE = 200
 
 
@@ -21,6 +23,7 @@ class Session:
 
     settings: PluginSettings
     colour: bool = True
+    quiet: bool = False  # --quiet before the verb
 
     def console(self) -> Console:
         """A rich console on standard output."""
@@ -32,3 +35,11 @@ class Session:
             highlight=False,
             width=None if fitting else WIDTH_IN_A_PIPE,
         )
+
+    def progress(self, *, quiet: bool) -> NoProgress:
+        """How far a run is, on standard error."""
+        from rich.console import Console
+
+        from specdec.lab.progress import progress_for
+
+        return progress_for(Console(stderr=True, no_color=True if not self.colour else None), quiet=quiet)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -16,13 +15,8 @@ if TYPE_CHECKING:
 HEADING_WIDTH = 60
 
 
-class Show(StrEnum):
-    """How a text is shown."""
-
-    PLAIN = "plain"
-    TOKENS = "tokens"
-    STEPS = "steps"
-    WHY = "why"
+Show = Literal["plain", "tokens", "steps", "why"]
+"""How a text is shown."""
 
 
 class TextView:
@@ -69,11 +63,11 @@ class _OneText:
         """Print one step; after the last one, end the line."""
         self._num_steps += 1
         pieces = self._pieces.of(update)
-        if self._show is Show.STEPS:
+        if self._show == "steps":
             self._painter.print_step(self._num_steps, update, pieces)
             self._painter.print_beside(self._pieces.beside(update))
             return
-        if self._show in (Show.TOKENS, Show.WHY):
+        if self._show in ("tokens", "why"):
             self._painter.print(self._held.release(pieces, len(update.text)))
         else:
             self._painter.print_plain(update.text)

@@ -11,14 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from specdec.lab.report.content import HEADS
+
 Result = Mapping[str, Any]
-HEADS = {
-    "position": "Draft position",
-    "entropy": "Entropy of the target, nats",
-    "context_length": "Tokens before it",
-    "category": "Category",
-    "token_class": "The target's token",
-}
 SHOWN_CONTEXT = 48
 
 

@@ -7,15 +7,15 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from specdec.sdk import ConfigError
+from specdec.testing.report import Level
 
-from ._engine_options import FurtherKeysOption, QuietOption, only_one, output_form, silence_libraries
-from ._output import Format, JsonOption
+from ._engine_options import FurtherKeysOption, only_one, silence_libraries
+from ._option_blocks import OutputOptions, with_blocks
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -27,20 +27,7 @@ STDERR = 2  # its file descriptor
 WORDS = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
 
 
-class LevelChoice(StrEnum):
-    """How much to check."""
-
-    BASIC = "basic"
-    STANDARD = "standard"
-    FULL = "full"
-
-
-class IsolationChoice(StrEnum):
-    """Where each check runs."""
-
-    PROCESS = "process"
-
-
+@with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     proposer: Annotated[
@@ -51,9 +38,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
         ),
     ],
     level: Annotated[
-        LevelChoice,
+        Level,
         typer.Option(help="basic: its form; standard: its behaviour; full: its distributions, long runs and searches."),
-    ] = LevelChoice.STANDARD,
+    ] = "standard",
     speculative_config: FurtherKeysOption = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Run only this check; may be repeated.")] = None,
     expected: Annotated[
@@ -67,38 +54,35 @@ def command(  # noqa: PLR0913 - one parameter per flag
         typer.Option(min=0, metavar="SECONDS", help="The longest that one check may take; 0: as long as it likes."),
     ] = 300,
     isolation: Annotated[
-        IsolationChoice | None,
+        Literal["process"] | None,
         typer.Option(help="process: each check in a process of its own; one that ends it fails by name."),
     ] = None,
-    how: Annotated[
-        Format, typer.Option("--format", help="json: an array with one object per check; quiet: one line.")
-    ] = Format.AUTO,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Check a proposer against the contract, on the CPU and offline. Exit code 1 if a check fails."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
+    session: Session = ctx.obj
+    how, quiet = output.form(session)
     silence_libraries()
     from specdec.core.config.speculative_config import SpeculativeConfig
     from specdec.testing.run import Run, results
     from specdec.testing.subject import Subject
 
-    session: Session = ctx.obj
     further = only_one("--speculative-config", speculative_config)
     settings = SpeculativeConfig.as_mapping(further) if further is not None else {}
     subject = Subject(proposer, settings, model, seed, session.settings)
-    shown = not quiet and how is not Format.JSON
+    shown = not quiet and how != "json"
     announcer = _Announcer(0 if isolation else timeout, shown=shown)  # a process that hangs is ended
-    run = Run(timeout, _expected(expected or []), announcer, "process" if isolation else None)
+    run = Run(timeout, _expected(expected or []), announcer, isolation)
     found = []
     try:
-        for result in results(subject, level.value, tuple(only or ()), run):
+        for result in results(subject, level, tuple(only or ()), run):
             found.append(result)
             if shown:
                 _show(result)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps([asdict(result) | {"ok": result.ok} for result in found], indent=2))
     else:
         _summary(found)
@@ -124,8 +108,6 @@ class _Announcer:
 
     def __init__(self, timeout: float, *, shown: bool) -> None:
         self._timeout, self._shown = timeout, shown
-        if not faulthandler.is_enabled():
-            faulthandler.enable(STDERR)
 
     def __call__(self, check: Check) -> None:
         from specdec.testing.checks import ALL_CHECKS

@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ._engine_options import (
     DatasetPathOption,
-    QuietOption,
     SpeculativeOption,
     dataset_settings,
-    output_form,
     silence_libraries,
 )
 from ._option_blocks import (
     EngineOptions,
     MeasureOptions,
+    OutputOptions,
     PromptOptions,
     SaveOptions,
-    is_recording,
     with_blocks,
 )
-from ._output import Format, JsonOption
-from ._saving import refuse_unwritable, save, show
+from ._saving import deliver, refuse_unwritable
 from ._session import Session
-
-if TYPE_CHECKING:
-    from specdec.lab.comparison import Variant
 
 EXIT_DIFFERENT = 1
 
 
-class Sort(StrEnum):
-    """What the table is sorted by."""
-
-    AUTO = "auto"
-    SPEEDUP = "speedup"
-    TOKENS_PER_SECOND = "tokens_per_second"
-    TOKENS_PER_TARGET_STEP = "tokens_per_target_step"
-    MEAN_ACCEPTANCE_LENGTH = "mean_acceptance_length"
-    DRAFT_ACCEPTANCE_RATE = "draft_acceptance_rate"
+Sort = Literal[
+    "auto",
+    "speedup",
+    "tokens_per_second",
+    "tokens_per_target_step",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+]
+"""What the table is sorted by."""
 
 
 @with_blocks
@@ -65,7 +59,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ] = None,
     sort: Annotated[
         Sort, typer.Option(help="The figure that decides the order. auto: speedup, without times tokens per step.")
-    ] = Sort.AUTO,
+    ] = "auto",
     dataset: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,41 +78,47 @@ def command(  # noqa: PLR0913 - one parameter per flag
     measuring: MeasureOptions,
     saving: SaveOptions,
     engine: EngineOptions,
-    how: Annotated[
-        Format, typer.Option("--format", help="human: tables; json: the result as one object; quiet: the best one.")
-    ] = Format.AUTO,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: OutputOptions,
 ) -> None:
     """Compare proposers: one baseline, the same prompts in turns, and intervals of the differences."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
-    from specdec.lab.comparison import Sweep, variants
+    session: Session = ctx.obj
+    how, quiet = output.form(session)
+    from specdec.lab.comparison import Sweep, run_compare, run_compare_recorded, variants
 
     chosen = variants(speculative_config or [], [Sweep.parse(text) for text in sweep or []])
     refuse_unwritable(saving)
     silence_libraries()
-    if all(map(is_recording, model)):
-        _refuse_for_recordings(ctx)
-    told = {"tell_apart": tell_apart / 100}
-    cells = [
-        _recorded(ctx.obj, Path(each), chosen, sort, engine.device, {"repeat": measuring.repeat} | told, quiet=quiet)
-        for each in model
-        if is_recording(each)
-    ]
-    for each, named in product([each for each in model if not is_recording(each)], _datasets(dataset, dataset_path)):
-        flags = {"max_num_seqs": prompts.max_concurrency, "enable_profiling": measuring.profile}
-        settings = prompts.settings | measuring.settings | named | {"engine": flags | engine.settings(each)}
-        cells.append(_measured(ctx.obj, settings, chosen, sort, told, quiet=quiet))
-    result = {"schema_version": cells[0]["schema_version"], "kind": "compare", "cells": cells}
-    not_saved = save(result, saving)
+    from specdec.lab.run import RunSettings
+
     from ._compare_view import one_line, show_comparison
 
-    show(result, how, one_line, lambda: show_comparison(result, ctx.obj.console()))
-    if not_saved:
-        raise not_saved
+    recordings = [each for each in model if _is_recording(each)]
+    if len(recordings) == len(model):
+        _refuse_for_recordings(ctx)
+    by = None if sort == "auto" else sort
+    asked: dict[str, Any] = {"variants": chosen, "plugins": session.settings, "tell_apart": tell_apart / 100}
+    device = "cpu" if engine.device == "auto" else engine.device
+    replayed = partial(run_compare_recorded, **asked, sort=by, device=device, repeat=measuring.repeat)
+    runs = [partial(replayed, Path(each)) for each in recordings]
+    models = [each for each in model if each not in recordings]
+    for each, named in product(models, _datasets(dataset, dataset_path)):
+        config = engine.config(each, max_num_seqs=prompts.max_concurrency, enable_profiling=measuring.profile)
+        settings = RunSettings(engine=config, **prompts.settings, **measuring.settings, **named)
+        runs.append(partial(run_compare, settings, **asked, sort=by or "speedup"))
+    cells = []
+    for run in runs:
+        with session.progress(quiet=quiet) as progress:
+            cells.append(run(progress=progress))
+    result = {"schema_version": cells[0]["schema_version"], "kind": "compare", "cells": cells}
+    deliver(result, saving, how, one_line, lambda: show_comparison(result, session.console()))
     different = any(row["outputs_equal"] is False for cell in cells for row in cell["rows"])
     if different and prompts.temperature == 0:
         raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _is_recording(model: str) -> bool:
+    """Whether a model that is named is a folder of `specdec record`."""
+    return (Path(model) / "manifest.json").is_file()
 
 
 FOR_RECORDINGS = {"model", "speculative_config", "sweep", "sort", "tell_apart", "repeat", "device", "quiet"}
@@ -145,47 +145,3 @@ def _datasets(given: list[str] | None, path: Path | None) -> list[dict[str, Any]
     if path is not None and len(given or []) > 1:
         raise typer.BadParameter("--dataset-path is for one --dataset; of several, each is NAME=FILE.")
     return [dataset_settings(text, path) for text in given or ["packaged"]]
-
-
-def _measured(
-    session: Session,
-    settings: dict[str, Any],
-    variants: list[Variant],
-    sort: Sort,
-    how: dict[str, Any],
-    *,
-    quiet: bool,
-) -> dict[str, Any]:
-    """The comparison on one target and one dataset."""
-    from specdec.core.config.engine_config import EngineConfig
-    from specdec.lab.comparison import run_compare
-    from specdec.lab.run import RunSettings
-
-    from ._progress import progress_on_stderr
-
-    chosen = RunSettings(**settings | {"engine": EngineConfig(**settings["engine"])})
-    by = "speedup" if sort is Sort.AUTO else sort.value
-    with progress_on_stderr(session, quiet=quiet) as progress:
-        return run_compare(chosen, variants, session.settings, progress, by, **how)
-
-
-def _recorded(
-    session: Session,
-    folder: Path,
-    variants: list[Variant],
-    sort: Sort,
-    device: str,
-    how: dict[str, Any],
-    *,
-    quiet: bool,
-) -> dict[str, Any]:
-    """The comparison on a recording."""
-    from specdec.lab.comparison import run_compare_recorded
-
-    from ._progress import progress_on_stderr
-
-    by = None if sort is Sort.AUTO else sort.value
-    with progress_on_stderr(session, quiet=quiet) as progress:
-        return run_compare_recorded(
-            folder, variants, session.settings, progress, by, device="cpu" if device == "auto" else device, **how
-        )

@@ -6,13 +6,13 @@ from dataclasses import asdict
 
 import typer
 
-from ._output import Format, FormatOption, JsonOption, show_rows
+from ._output import FormatOption, JsonOption, show_rows
 from ._session import Session
 
 EXIT_ENVIRONMENT = 4
 
 
-def command(ctx: typer.Context, how: FormatOption = Format.AUTO, as_json: JsonOption = False) -> None:
+def command(ctx: typer.Context, how: FormatOption = "auto", as_json: JsonOption = False) -> None:
     """Check versions, the installation, devices and plugins. Exit code 4 if something is wrong."""
     from ._checks import examine
 
@@ -21,7 +21,7 @@ def command(ctx: typer.Context, how: FormatOption = Format.AUTO, as_json: JsonOp
     show_rows(
         [asdict(finding) for finding in findings],
         ("subject", "status", "found", "fix"),
-        Format.JSON if as_json else how,
+        "json" if as_json else how,
         session,
     )
     num_wrong = sum(finding.status == "wrong" for finding in findings)

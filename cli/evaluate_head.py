@@ -10,30 +10,27 @@ import typer
 
 from specdec.sdk import ConfigError
 
-from ._engine_options import QuietOption, SpeculativeOption, only_one, output_form, silence_libraries
-from ._output import Format, JsonOption, show_rows
+from ._engine_options import RecordedModelOption, SpeculativeOption, only_one, silence_libraries
+from ._option_blocks import OutputOptions, with_blocks
+from ._output import show_rows
 
 if TYPE_CHECKING:
     from specdec.lab.training.agreement import Agreement
 
 
+@with_blocks
 def command(
     ctx: typer.Context,
     train: Annotated[Path, typer.Argument(metavar="TRAINING", help="The recording that the head was trained on.")],
     held_out: Annotated[Path, typer.Argument(metavar="HELD_OUT", help="A recording of other prompts.")],
     speculative_config: SpeculativeOption = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The target's checkpoint, if it lies elsewhere than when recorded.")
-    ] = None,
+    model: RecordedModelOption = None,
     live: Annotated[bool, typer.Option(help="Also run the target on the prompts of HELD_OUT.")] = True,
-    how: Annotated[
-        Format, typer.Option("--format", help="human: a table; json: an array; quiet: the first field only.")
-    ] = Format.AUTO,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Show how often a head agrees with its target, by depth: in training, on held-out data, and in the engine."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
+    how, _ = output.form(ctx.obj)
     asked = only_one("--speculative-config", speculative_config)
     if asked is None:
         raise ConfigError("SD-E251", "no head is to be evaluated", {"fix": "name it with -sc"})
@@ -43,7 +40,7 @@ def command(
 
     opened = Recording.open(train), Recording.open(held_out)
     rows = head_agreement(*opened, asked, ctx.obj.settings, model=model, live=live)
-    if how is Format.JSON:
+    if how == "json":
         names = ("how", "data", "depths", "counts", "intervals")
         print(json.dumps([{name: getattr(each, name) for name in names} for each in rows], indent=2))
         return

@@ -31,15 +31,15 @@ def command(
             help="A code such as SD-E102, or E102 for short; or a check of specdec check; left out: list all codes."
         ),
     ] = None,
-    how: FormatOption = Format.AUTO,
+    how: FormatOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Explain an error or warning code: what it means, why it matters, and the fix, with an example. Or a check."""
     session: Session = ctx.obj
-    how = Format.JSON if as_json else how
+    how = "json" if as_json else how
     if code is None:
         rows = [asdict(each) for each in explanations().values()]
-        fields = list(rows[0]) if how is Format.JSON else ["code", "error", "title"]
+        fields = list(rows[0]) if how == "json" else ["code", "error", "title"]
         show_rows(rows, fields, how, session)
         return
     found = explanations().get(PREFIX + code.upper().removeprefix(PREFIX))
@@ -50,17 +50,17 @@ def command(
 
 
 def _show_code(found: Explanation, how: Format) -> None:
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps(asdict(found), indent=2))
     else:
-        print(found.title if how is Format.QUIET else found.text)
+        print(found.title if how == "quiet" else found.text)
 
 
 def _show_check(found: Check, how: Format) -> None:
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps({"check": found.name, "level": found.level, "rule": found.rule}, indent=2))
     else:
-        print(found.rule if how is Format.QUIET else found.text)
+        print(found.rule if how == "quiet" else found.text)
 
 
 def _find_check(name: str) -> Check:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from ._engine_options import QuietOption, silence_libraries
-
-
-class Trainer(StrEnum):
-    """The trainers whose format can be written."""
-
-    SPECULATORS = "speculators"
-    SPECFORGE = "specforge"
-
-
-class Drafter(StrEnum):
-    """What SpecForge trains."""
-
-    EAGLE3 = "eagle3"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
+from ._engine_options import RecordingArgument, silence_libraries
+from ._output import QuietOption
 
 
 def command(
     ctx: typer.Context,
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")],
+    recording: RecordingArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder.")],
-    trainer: Annotated[Trainer, typer.Option("--format", help="Whose trainer reads it.")] = Trainer.SPECULATORS,
+    trainer: Annotated[
+        Literal["speculators", "specforge"], typer.Option("--format", help="Whose trainer reads it.")
+    ] = "speculators",
     layers: Annotated[
         str, typer.Option(metavar="2,4,5", help="What the head reads; every recorded layer but the target's last.")
     ] = "",
-    drafter: Annotated[Drafter, typer.Option(help="specforge: what is trained.")] = Drafter.EAGLE3,
+    drafter: Annotated[
+        Literal["eagle3", "dflash", "dspark"], typer.Option(help="specforge: what is trained.")
+    ] = "eagle3",
     compress: Annotated[bool, typer.Option("--compress", help="specforge: gzip each file.")] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -47,9 +36,7 @@ def command(
     from specdec.lab.training.data import export_data
 
     chosen = tuple(map(int, words))
-    done = export_data(
-        Recording.open(recording), output, trainer.value, layers=chosen, drafter=drafter.value, compress=compress
-    )
-    if not (quiet or ctx.find_root().params.get("quiet")):
+    done = export_data(Recording.open(recording), output, trainer, layers=chosen, drafter=drafter, compress=compress)
+    if not (quiet or ctx.obj.quiet):
         states = f"hidden states {', '.join(map(str, done.layers))}" if done.layers else "no hidden states"
         print(f"{output}: {done.num_rows} texts, {states}")

@@ -15,14 +15,11 @@ import typer
 from ._engine_options import (
     ChatOption,
     ModelArgument,
-    QuietOption,
     SpeculativeOption,
     only_one,
-    output_form,
     silence_libraries,
 )
-from ._option_blocks import EngineOptions, with_blocks
-from ._output import Format, JsonOption
+from ._option_blocks import EngineOptions, OutputOptions, with_blocks
 from ._session import Session
 from ._text_view import Show, TextView
 from ._why_live import print_misses, step_of
@@ -32,14 +29,9 @@ if TYPE_CHECKING:
     from specdec.core.engine.outputs import StreamUpdate
     from specdec.core.llm import LLM
     from specdec.lab.dataset_files import PromptRow
-    from specdec.lab.equality import Difference
 
-EXIT_DIFFERENT = 1
 STANDARD_INPUT = "-"
 NUM_LOGPROBS = 20  # the most that a request may ask for
-EQUAL_IN_DISTRIBUTION = (
-    'With "draft_sample_method": "probabilistic", sampled outputs are equal in distribution, not token by token.'
-)
 
 
 @with_blocks
@@ -67,25 +59,21 @@ def command(  # noqa: PLR0913 - one parameter per flag
             help="tokens: what was accepted, rejected and sampled; steps: one line per target step; why: tokens, "
             "and for each rejected one what the target thought of it."
         ),
-    ] = Show.PLAIN,
-    verify_equal: Annotated[
-        bool, typer.Option("--verify-equal", help="Also decode plainly; exit code 1 if the tokens differ.")
-    ] = False,
+    ] = "plain",
     *,
     engine: EngineOptions,
-    how: Annotated[
-        Format, typer.Option("--format", help="json: one object per prompt and line; quiet: the text only.")
-    ] = Format.AUTO,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: OutputOptions,
 ) -> None:
-    """Generate text, as it is produced, and show which tokens the proposer had right."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
+    """Generate text, as it is produced, and show which tokens the proposer had right.
+
+    As JSON, each prompt has a line with an object.
+    """
+    session: Session = ctx.obj
+    how, quiet = output.form(session)
     proposer = only_one("--speculative-config", speculative_config)
     rows = _rows(prompt or [], prompts_file)
     silence_libraries()
     from specdec.core.config.sampling_params import SamplingParams
-    from specdec.core.engine.verifier_checkpoint import with_verifier
     from specdec.core.llm import LLM
 
     params = SamplingParams(
@@ -96,32 +84,19 @@ def command(  # noqa: PLR0913 - one parameter per flag
         seed=seed,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
-        logprobs=NUM_LOGPROBS if show is Show.WHY else None,
+        logprobs=NUM_LOGPROBS if show == "why" else None,
     )
-    session: Session = ctx.obj
-    settings = engine.settings(model) | {"plugin_settings": session.settings}
-    settings["model"], asked = with_verifier(settings["model"], proposer)
-    with LLM(speculative_config=asked, **settings) as llm:
+    config = engine.config(model)
+    with LLM(speculative_config=proposer, plugin_settings=session.settings, **dict(config)) as llm:
         job = _Job(llm, rows, params, chat=chat)
-        view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
+        view = None if how == "json" else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
         job.run(view)
-        if verify_equal:
-            with LLM(**settings) as plain:
-                job.compare_with(plain)
-        if show is Show.WHY and view:
+        if show == "why" and view:
             print_misses(job.misses(), llm.get_tokenizer(), session.console())
-        if how is Format.JSON:
-            job.print_json(with_steps=show is not Show.PLAIN)
+        if how == "json":
+            job.print_json(with_steps=show != "plain")
         elif not quiet:
             print(job.summary(), file=sys.stderr)
-        if job.differences:
-            print(f"Promised here: {llm.engine.text_equality.sentence}", file=sys.stderr)
-        for difference in job.differences or ():
-            print(difference.sentence(llm.get_tokenizer()), file=sys.stderr)
-    if job.differences:
-        if temperature > 0:
-            print(EQUAL_IN_DISTRIBUTION, file=sys.stderr)
-        raise typer.Exit(EXIT_DIFFERENT)
 
 
 def _rows(prompts: Sequence[str], prompts_file: Path | None) -> list[PromptRow]:
@@ -153,12 +128,8 @@ class _Output:
 
     def as_dict(self, *, with_steps: bool) -> dict[str, Any]:
         """The object that --format json prints."""
-        from specdec.core.request.metrics import RequestMetrics
+        from specdec.lab.measure import counts_of
 
-        metrics = RequestMetrics()
-        for update in self.updates:
-            step = step_of(update)
-            metrics.record(len(step.draft_token_ids), step.num_accepted, step.num_committed, step.widths)
         keys = ["draft_token_ids", "num_accepted", "token_ids", "text"]
         keys += ["draft_parents"] if any(update.draft_parents is not None for update in self.updates) else []
         keys += ["logprobs"] if self.updates[0].logprobs is not None else []
@@ -169,7 +140,7 @@ class _Output:
             "finish_reason": self.updates[-1].finish_reason,
             "seconds": self.seconds,
             "tokens_per_second": len(self.token_ids) / self.seconds,
-            **metrics.as_dict(),
+            **counts_of(map(step_of, self.updates)).as_dict(),
             **({"steps": steps} if with_steps else {}),
         }
 
@@ -185,54 +156,29 @@ class _Job:
         known = Texts.of(llm.engine)
         self._prompts = [known.turn(row, (), chat=chat) for row in rows]
         self.texts = [row.prompt or known.decode(ids) for row, ids in zip(rows, self._prompts, strict=True)]
-        self._outputs: list[_Output] = []
+        self._outputs = [_Output() for _ in rows]
         self._seconds = 0.0
-        self.differences: list[Difference] | None = None  # None: not compared
 
     def run(self, view: TextView | None) -> None:
         """Generate, and show each step as it happens."""
         start = time.perf_counter()
-        self._outputs = self._stream(self._llm, view)
-        self._seconds = time.perf_counter() - start
-
-    def compare_with(self, plain: LLM) -> None:
-        """Generate again with a plain engine and keep the differences."""
-        from specdec.core.host import parts_of
-        from specdec.lab.equality import compare
-
-        assert parts_of(plain.engine).host is None, "outputs are compared with plain decoding's"
-        expected = self._stream(plain, None)
-        self.differences = compare(
-            self._llm.engine,
-            _numbered(self._prompts),
-            _numbered([output.token_ids for output in expected]),
-            _numbered([output.token_ids for output in self._outputs]),
-        )
-
-    def _stream(self, llm: LLM, view: TextView | None) -> list[_Output]:
-        outputs = [_Output() for _ in self._prompts]
-        start = time.perf_counter()
-        for update in llm.stream([{"prompt_token_ids": ids} for ids in self._prompts], self._params):
+        for update in self._llm.stream([{"prompt_token_ids": ids} for ids in self._prompts], self._params):
             index = int(update.request_id)
-            outputs[index].updates.append(update)
-            outputs[index].seconds = time.perf_counter() - start
+            self._outputs[index].updates.append(update)
+            self._outputs[index].seconds = time.perf_counter() - start
             if view:
                 view.update(index, update)
-        return outputs
+        self._seconds = time.perf_counter() - start
 
     def summary(self) -> str:
-        """Sum up in one line of figures, and one on equality if the user asked for it."""
+        """Sum up in one line of figures."""
         metrics = self._llm.engine.metrics
         count = sum(len(output.token_ids) for output in self._outputs)
-        line = (
+        return (
             f"{count} tokens, {count / self._seconds:.1f} tokens/s, "
             f"acceptance length {metrics.acceptance.mean_acceptance_length:.2f}, "
             f"tokens per target step {metrics.acceptance.tokens_per_target_step:.2f}, proposer {metrics.proposer}"
         )
-        if self.differences is None:
-            return line
-        num_equal = len(self._outputs) - len(self.differences)
-        return f"{line}\nOutputs equal to plain decoding: {num_equal}/{len(self._outputs)}"
 
     def misses(self) -> list[list[dict[str, Any]]]:
         """What the target thought of each rejected token, by prompt."""
@@ -243,17 +189,8 @@ class _Job:
 
     def print_json(self, *, with_steps: bool) -> None:
         """Print one JSON object per prompt, each on a line."""
-        different = {difference.prompt_id: difference for difference in self.differences or ()}
         proposer = self._llm.engine.metrics.proposer
         for number, (text, output) in enumerate(zip(self.texts, self._outputs, strict=True)):
             row = {"prompt": text, "num_prompt_tokens": len(self._prompts[number]), "proposer": proposer}
             row |= output.as_dict(with_steps=with_steps)
-            if self.differences is not None:
-                difference = different.get(str(number))
-                row |= {"outputs_equal": difference is None}
-                row |= {"difference": difference.as_dict(self._llm.get_tokenizer()) if difference else None}
             print(json.dumps(row, ensure_ascii=False))
-
-
-def _numbered(rows: Sequence[list[int]]) -> dict[str, list[int]]:
-    return {str(number): row for number, row in enumerate(rows)}

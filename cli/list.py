@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
-from specdec.core.registry.discovery import PluginEntry, discover
+from specdec.core.registry.discovery import Kind, PluginEntry, discover
 from specdec.sdk.errors import did_you_mean
 
-from ._output import Format, FormatOption, JsonOption, show_rows
+from ._output import FormatOption, JsonOption, show_rows
 from ._session import Session
 
 FIELDS = ("name", "kind", "status", "distribution", "version", "target", "code", "reason")
 DEFAULT_FIELDS = "name,kind,status,distribution,version,target,reason"
 
 
-class KindChoice(StrEnum):
-    """What to list."""
-
-    PROPOSERS = "proposers"
-    PLUGINS = "plugins"
-    DATASETS = "datasets"
-    METRICS_EXPORTERS = "metrics_exporters"
-    GRAMMARS = "grammars"
-    VERIFICATION_RULES = "verification_rules"
-
-
 def command(
     ctx: typer.Context,
-    kind: Annotated[KindChoice | None, typer.Option(help="List only these; by default all.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="List only these; by default all.")] = None,
     fields: Annotated[
         str, typer.Option(help=f"Print these columns, in this order, out of {', '.join(FIELDS)}.")
     ] = DEFAULT_FIELDS,
@@ -41,22 +29,22 @@ def command(
     probe: Annotated[
         bool, typer.Option("--probe", help="Import each in a process of its own (20 s at most) and report failures.")
     ] = False,
-    how: FormatOption = Format.AUTO,
+    how: FormatOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """List what is installed: proposers, hook plugins, and functions that are offered by name. Nothing is imported."""
     session: Session = ctx.obj
     chosen = _checked_fields(fields)
-    how = Format.JSON if as_json else how
-    kinds = [kind] if kind else list(KindChoice)
-    entries = [row for each in kinds for row in discover(each.value, session.settings)]
+    how = "json" if as_json else how
+    kinds = [kind] if kind else get_args(Kind)
+    entries = [row for each in kinds for row in discover(each, session.settings)]
     blocked = [row for row in entries if row.status == "blocked"]
     shown = entries if show_all else [row for row in entries if row.status != "blocked"]
     if probe:
         shown = _probed(shown)
-    if shown or how is Format.JSON:
+    if shown or how == "json":
         show_rows([asdict(row) for row in shown], chosen, how, session)
-    if blocked and not show_all and how in (Format.AUTO, Format.HUMAN):
+    if blocked and not show_all and how in ("auto", "human"):
         names = ", ".join(row.label for row in blocked)
         typer.echo(f"{len(blocked)} blocked, shown by --all: {names}", err=True)
 

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ._scaffold import Names, render, write
 
-
-class Kind(StrEnum):
-    """What a proposer drafts with. Each has a folder of templates."""
-
-    LOOKUP = "lookup"
-    DRAFT_MODEL = "draft-model"
-    HEAD = "head"
-    BLOCK = "block"
-    TREE = "tree"
-    REMOTE = "remote"
-    EXTERNAL = "external"
+Kind = Literal["lookup", "draft-model", "head", "block", "tree", "remote", "external"]
+"""What a proposer drafts with. Each has a folder of templates."""
 
 
 def command(
@@ -35,16 +25,16 @@ def command(
             "position; remote: a service whose answers may come late; external: one file and one test for a "
             "repository that you have."
         ),
-    ] = Kind.LOOKUP,
+    ] = "lookup",
     directory: Annotated[
         Path, typer.Option("--dir", file_okay=False, help="Where to put it; default: the working directory.")
     ] = Path(),
     no_git: Annotated[bool, typer.Option("--no-git", help="Make no git repository of the package.")] = False,
 ) -> None:
     """Write a plugin package for a new proposer: complete, tested, and with something to accept from the start."""
-    names = Names.checked(name, as_module=kind is Kind.EXTERNAL)
-    files = render(kind.value, names)
-    if kind is Kind.EXTERNAL:
+    names = Names.checked(name, as_module=kind == "external")
+    files = render(kind, names)
+    if kind == "external":
         write(files, directory, blocked_by=[directory / file for file in files])
         print("\n".join(f"wrote {directory / file}" for file in files))
         _show_next(directory, names, f'"model": "{names.module}.{names.class_name}"', ["pytest"])

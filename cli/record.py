@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from specdec.sdk.json_files import as_mapping
 
 from ._engine_options import (
-    ChatOption,
     DatasetOption,
     DatasetPathOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    EngineOption,
-    MaxModelLenOption,
     ModelArgument,
-    NumThreadsOption,
-    QuietOption,
     dataset_settings,
-    engine_settings,
     only_one,
     silence_libraries,
 )
+from ._option_blocks import EngineOptions, PromptOptions, with_blocks
+from ._output import QuietOption
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -41,27 +34,23 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-class Inside(StrEnum):
-    """The engines that can run the target of a recording."""
+Inside = Literal["specdec", "transformers", "vllm"]
+"""The engines that can run the target of a recording."""
 
-    SPECDEC = "specdec"
-    TRANSFORMERS = "transformers"
-    VLLM = "vllm"
 
-    @property
-    def source(self) -> Callable[[RecordSettings, PluginSettings], Source]:
-        """What is recorded."""
-        if self is Inside.TRANSFORMERS:
-            from specdec.lab.recording.in_transformers import TransformersSource
+def _source(inside: Inside) -> Callable[[RecordSettings, PluginSettings], Source]:
+    """What is recorded."""
+    if inside == "transformers":
+        from specdec.lab.recording.in_transformers import TransformersSource
 
-            return TransformersSource
-        if self is Inside.VLLM:
-            from specdec.lab.recording.in_vllm import VLLMSource
+        return TransformersSource
+    if inside == "vllm":
+        from specdec.lab.recording.in_vllm import VLLMSource
 
-            return VLLMSource
-        from specdec.lab.recording.in_specdec import EngineSource
+        return VLLMSource
+    from specdec.lab.recording.in_specdec import EngineSource
 
-        return EngineSource
+    return EngineSource
 
 
 def _layers(text: str) -> tuple[HiddenState, ...]:
@@ -78,21 +67,24 @@ def _vllm_arguments(given: list[str] | None) -> dict[str, Any]:
     return {} if text is None else dict(as_mapping(text, "--vllm", '{"tensor_parallel_size": 2}'))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedPrompts(PromptOptions):
+    """The options of a benchmark, but all prompts unless fewer are asked for."""
+
+    num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 0
+
+
+@with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     model: ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder; one that was cut short is gone on with.")],
     dataset: DatasetOption = "packaged",
     dataset_path: DatasetPathOption = None,
-    category: Annotated[str | None, typer.Option(help="Only prompts of this category.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 0,
-    chat: ChatOption = False,
-    output_len: Annotated[int, typer.Option(min=1, help="Output tokens per request, at most.")] = 128,
-    max_concurrency: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
+    *,
+    prompts: RecordedPrompts,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="1: off.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first request; each next one has one more.")] = 0,
     top_m: Annotated[int, typer.Option(min=1, help="Likeliest tokens whose probability is kept at each place.")] = 20,
     hidden_states: Annotated[
         str, typer.Option(metavar="2,4,final", help="Hidden states to keep, which heads need; none by default.")
@@ -103,7 +95,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     inside: Annotated[
         Inside,
         typer.Option("--engine", help="Who generates; transformers and vllm: greedily; transformers: one by one."),
-    ] = Inside.SPECDEC,
+    ] = "specdec",
     vllm_args: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,42 +106,30 @@ def command(  # noqa: PLR0913 - one parameter per flag
         Path | None,
         typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
     ] = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.AUTO,
-    max_model_len: MaxModelLenOption = None,
-    engine_config: EngineOption = None,
-    num_threads: NumThreadsOption = None,
+    engine: EngineOptions,
     quiet: QuietOption = False,
 ) -> None:
     """Record what a target generates, so that `specdec replay` tries proposers on it without the target."""
     if max_disk is not None and not isfinite(max_disk):
         raise typer.BadParameter(f"--max-disk takes a number of GiB, found {max_disk}; without it there is no limit.")
-    engine = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config)
+    config = engine.config(model, max_num_seqs=prompts.max_concurrency)
     silence_libraries()
-    from rich.console import Console
     from rich.filesize import decimal
 
-    from specdec.core.config.engine_config import EngineConfig
-    from specdec.lab.progress import progress_for
     from specdec.lab.recording.foreign import import_data
     from specdec.lab.recording.recorder import record
     from specdec.lab.recording.settings import RecordSettings
 
     if data is not None:
-        manifest = import_data(data, EngineConfig(**engine), _layers(hidden_states), output)
+        manifest = import_data(data, engine.config(model), _layers(hidden_states), output)
         print(f"{output}: recorded from {manifest.source}")
         return
     settings = RecordSettings(
-        engine=EngineConfig(**({"max_num_seqs": max_concurrency} | engine)),
+        engine=config,
         **dataset_settings(dataset, dataset_path),
-        category=category,
-        num_prompts=num_prompts,
-        chat=chat,
-        output_len=output_len,
-        temperature=temperature,
+        **prompts.settings,
         top_p=top_p,
         top_k=top_k,
-        seed=seed,
         top_m=top_m,
         hidden_states=_layers(hidden_states),
         full_logits=full_logits,
@@ -158,9 +138,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
         vllm=_vllm_arguments(vllm_args),
     )
     session: Session = ctx.obj
-    quiet = quiet or bool(ctx.find_root().params.get("quiet"))
-    console = Console(stderr=True, no_color=True if not session.colour else None)
-    with progress_for(console, quiet=quiet) as progress:
-        done = record(settings, session.settings, output, progress, inside.source)
+    quiet = quiet or session.quiet
+    with session.progress(quiet=quiet) as progress:
+        done = record(settings, session.settings, output, progress, _source(inside))
     if not quiet:
         print(f"{output}: {done.num_requests} requests, {decimal(done.num_bytes)}")

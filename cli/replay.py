@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdec.sdk import ConfigError, SpecdecError
 
-from ._engine_options import QuietOption, SpeculativeOption, output_form, silence_libraries
-from ._option_blocks import SaveOptions, with_blocks
-from ._output import Format, JsonOption, show_rows
+from ._engine_options import (
+    RecordedModelOption,
+    RecordingArgument,
+    ReplayDeviceOption,
+    SpeculativeOption,
+    silence_libraries,
+)
+from ._option_blocks import OutputOptions, SaveOptions, with_blocks
+from ._output import Format, show_rows
 from ._saving import refuse_unwritable, save
 from ._session import Session
 
@@ -33,25 +38,20 @@ FIELDS = (
 
 
 @with_blocks
-def command(  # noqa: PLR0913 - one parameter per flag
+def command(
     ctx: typer.Context,
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")],
+    recording: RecordingArgument,
     speculative_config: SpeculativeOption = None,
     *,
     saving: SaveOptions,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The target's checkpoint, if it lies elsewhere than when recorded.")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="Where draft networks run: cpu, cuda or cuda:N.")] = "cpu",
+    model: RecordedModelOption = None,
+    device: ReplayDeviceOption = "cpu",
     watch: Annotated[bool, typer.Option("--watch", help="Run again whenever a file of the proposers changes.")] = False,
-    how: Annotated[
-        Format, typer.Option("--format", help="human: a table; json: an array; quiet: the first field only.")
-    ] = Format.AUTO,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: OutputOptions,
 ) -> None:
     """Say what proposers would have drafted along a recording: steps and accepted tokens of a live run."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
+    session: Session = ctx.obj
+    how, _ = output.form(session)
     if not speculative_config:
         raise ConfigError("SD-E251", "nothing is to be replayed", {"fix": "name a proposer with -sc, or several"})
     if watch and (saving.save_result or saving.report):
@@ -62,7 +62,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.lab.replay.result import Replays
     from specdec.lab.replay.watch import Watch
 
-    opened, session, configs = Recording.open_filled(recording), _session(ctx), speculative_config
+    opened, configs = Recording.open_filled(recording), speculative_config
 
     def once() -> Replays:
         replays = Replays.of(opened, configs, session.settings, model=model, device=device)
@@ -85,14 +85,7 @@ def _write(replays: Replays, configs: list[str], saving: SaveOptions) -> None:
         return
     from specdec.lab.comparison import compared_replays, variants
 
-    not_saved = save(compared_replays(replays, variants(configs, [])), saving)
-    if not_saved:
-        raise not_saved
-
-
-def _session(ctx: typer.Context) -> Session:
-    session: Session = ctx.obj
-    return session
+    save(compared_replays(replays, variants(configs, [])), saving)
 
 
 def _text(error: Exception) -> str:
@@ -100,7 +93,7 @@ def _text(error: Exception) -> str:
 
 
 def _show(rows: list[dict[str, Any]], how: Format, session: Session) -> None:
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps(rows, indent=2))
         return
     shown = [{name: _short(row[name]) for name in FIELDS} for row in rows]

@@ -5,34 +5,36 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specdec.sdk import ConfigError
 
-from ._engine_options import QuietOption, SpeculativeOption, only_one, output_form, silence_libraries
-from ._output import Format, JsonOption
+from ._engine_options import (
+    RecordedModelOption,
+    RecordingArgument,
+    ReplayDeviceOption,
+    SpeculativeOption,
+    only_one,
+    silence_libraries,
+)
+from ._option_blocks import OutputOptions, with_blocks
 
 
+@with_blocks
 def command(
     ctx: typer.Context,
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")],
+    recording: RecordingArgument,
     speculative_config: SpeculativeOption = None,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes of the tree.")] = 32,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The target's checkpoint, if it lies elsewhere than when recorded.")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="Where draft networks run: cpu, cuda or cuda:N.")] = "cpu",
-    how: Annotated[
-        Format, typer.Option("--format", help="human: the configuration and what it gives; json: one object.")
-    ] = Format.AUTO,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    model: RecordedModelOption = None,
+    device: ReplayDeviceOption = "cpu",
+    *,
+    output: OutputOptions,
 ) -> None:
     """Find the best static tree of Medusa's choices on a recording with hidden states, and what it would give."""
-    how, quiet = output_form(ctx, how, as_json, quiet)
+    how, quiet = output.form(ctx.obj)
     asked = only_one("--speculative-config", speculative_config)
     if asked is None:
         raise ConfigError("SD-E254", "there are no heads to search a tree for", {"fix": "name them with -sc"})
@@ -41,7 +43,7 @@ def command(
     from specdec.lab.tree_search import search_tree
 
     found = search_tree(recording, asked, nodes, ctx.obj.settings, model=model, device=device)
-    if how is Format.JSON:
+    if how == "json":
         print(json.dumps(found))
         return
     settings = SpeculativeConfig.as_mapping(asked) | {"max_nodes": nodes, "medusa_choices": found["choices"]}

@@ -17,7 +17,6 @@ from specdec.sdk.keys import make_keys, read_server_key
 
 from ._engine_options import (
     DeviceOption,
-    Dtype,
     DtypeOption,
     FurtherKeysOption,
     MaxModelLenOption,
@@ -82,7 +81,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     max_clients: Annotated[int, typer.Option(min=1, help="Engines that are served at a time.")] = 64,
     idle_seconds: Annotated[float, typer.Option(min=1, help="A client that is silent for longer is forgotten.")] = 600,
     device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.AUTO,
+    dtype: DtypeOption = "auto",
     max_model_len: MaxModelLenOption = None,
     num_threads: NumThreadsOption = None,
     torch_compile: Annotated[
@@ -107,7 +106,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     session: Session = ctx.obj
-    settings: dict[str, Any] = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len}
+    settings: dict[str, Any] = {"device": device, "dtype": dtype, "max_model_len": max_model_len}
     config = EngineConfig(model=target, max_num_seqs=max_num_seqs, **settings)
     plan, prepares = Plan.make(config, None, session.settings), _ahead(ahead)
     asked = _asked(proposer, speculative_config)

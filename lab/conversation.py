@@ -36,12 +36,6 @@ class Texts:
         """The texts of our engine's target."""
         return cls(engine.tokenizer, parts_of(engine).model.eos_token_ids)
 
-    def encode(self, prompt: str, *, chat: bool) -> list[int]:
-        """A prompt's token ids, as they are or as the first message of a conversation. Raises RequestError."""
-        if chat:
-            return encode_chat(self.tokenizer, [{"role": "user", "content": prompt}])
-        return encode(self.tokenizer, prompt)
-
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode without special tokens. Returns "" where there is no tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
@@ -56,14 +50,14 @@ class Texts:
             return list(row.token_ids)
         if row.messages:
             return encode_chat(self.tokenizer, row.messages)
-        if not before:
-            return self.encode(row.prompt, chat=chat)
         if chat:
             messages = []
             for asked, exchange in zip(row.turns, before, strict=False):
                 reply = self.decode(exchange.reply_token_ids)
                 messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
             return encode_chat(self.tokenizer, [*messages, {"role": "user", "content": row.turns[len(before)]}])
+        if not before:
+            return encode(self.tokenizer, row.prompt)
         *_, last = before
         reply_ids = [token_id for token_id in last.reply_token_ids if token_id not in self.eos_token_ids]
         asked_ids = self.tokenizer(BETWEEN_TURNS + row.turns[len(before)], add_special_tokens=False)["input_ids"]

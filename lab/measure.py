@@ -17,7 +17,7 @@ from specdec.core.request.verified_tree import VerifiedTree
 
 from .prompts import BenchPrompt
 
-OnFinished = Callable[[Request], None]
+OnFinished = Callable[[RequestMetrics], None]
 
 
 class Step(NamedTuple):
@@ -108,7 +108,7 @@ class TimedEngine:
                     steps[request.request_id].append(Step.of(each))
                 if request.finish_reason is not None:
                     ended[request.request_id] = request
-                    on_finished(request)
+                    on_finished(request.metrics)
         seconds = time.perf_counter() - start
         return Pass(
             category=prompts[0].category,
@@ -167,6 +167,14 @@ def measure(
 def outputs_of(passes: Sequence[Pass]) -> dict[str, tuple[int, ...]]:
     """Output token ids by prompt id."""
     return {prompt_id: output for each in passes for prompt_id, output in each.outputs.items()}
+
+
+def counts_of(steps: Iterable[Step]) -> RequestMetrics:
+    """What a request's metrics would say of these steps."""
+    counts = RequestMetrics()
+    for step in steps:
+        counts.record(len(step.draft_token_ids), step.num_accepted, step.num_committed, step.widths)
+    return counts
 
 
 def summed(counts: Iterable[RequestMetrics]) -> RequestMetrics:

@@ -94,7 +94,8 @@ def compare(
     """Compare proposers on one target.
 
     speculative_configs: one or several. sweep: values of keys of speculative_config, of which every combination is
-    measured. settings: fields of EngineConfig and of RunSettings. sort: one of METRICS. quiet: no progress. Raises
+    measured. settings: fields of EngineConfig and of RunSettings. sort: "speedup", "tokens_per_second",
+    "tokens_per_target_step", "mean_acceptance_length" or "draft_acceptance_rate". quiet: no progress. Raises
     SpecdecError.
     """
     chosen = _variants(speculative_configs, sweep)

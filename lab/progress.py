@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -15,26 +15,17 @@ from specdec.core.request.metrics import RequestMetrics
 LINE_EVERY_S = 10.0
 
 
-class HasMetrics(Protocol):
-    """A request that ended, of whichever engine."""
-
-    @property
-    def metrics(self) -> RequestMetrics:
-        """What the request counted of its drafts."""
-        ...
-
-
 class NoProgress:
-    """Says nothing."""
+    """Listens for the progress of a run and says nothing."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
-        """Ignored."""
+        """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""
 
-    def finished(self, request: HasMetrics) -> None:
-        """Ignored."""
+    def finished(self, counts: RequestMetrics) -> None:
+        """Called when a request of the stage ends, with what it counted of its drafts."""
 
     def written(self, num_bytes: int) -> None:
-        """Ignored."""
+        """Called when a recording takes so much of the disk."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,9 +56,9 @@ class BarProgress(NoProgress):
         self._bar.add_task(name, total=num_requests, note="")
         self._bar.start()
 
-    def finished(self, request: HasMetrics) -> None:
+    def finished(self, counts: RequestMetrics) -> None:
         """Advance the bar by one request."""
-        self._acceptance.merge(request.metrics)
+        self._acceptance.merge(counts)
         if self._bar:
             self._bar.update(self._bar.task_ids[0], advance=1, note=_note(self._acceptance))
 
@@ -99,10 +90,10 @@ class LineProgress(NoProgress):
         self._name, self._total, self._done = name, num_requests, 0
         self._tell(f"{name}: {num_requests} requests" if num_requests else name)
 
-    def finished(self, request: HasMetrics) -> None:
+    def finished(self, counts: RequestMetrics) -> None:
         """Count a request. Print a line if the last line is long enough ago."""
         self._done += 1
-        self._acceptance.merge(request.metrics)
+        self._acceptance.merge(counts)
         if time.monotonic() - self._seen >= LINE_EVERY_S:
             self._tell(f"{self._name}: {self._done}/{self._total}  {_note(self._acceptance)}".rstrip())
 

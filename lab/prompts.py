@@ -1,4 +1,4 @@
-"""Turn texts into the token ids that every engine gets."""
+"""Which prompts are run, as the token ids that every engine gets."""
 
 from __future__ import annotations
 
@@ -6,16 +6,49 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
 from specdec.core.host import parts_of
-from specdec.sdk import ConfigError
+from specdec.core.registry import PluginSettings
+from specdec.sdk import ConfigError, StrictModel
+from specdec.sdk.ranges import Limit, LimitOrZero, Temperature
 
 from .conversation import Exchange, Texts
 from .dataset_files import PromptRow
-from .datasets import spread
+from .datasets import load_dataset, of_category, spread
+
+
+class PromptSettings(StrictModel):
+    """Which prompts a target continues, and how."""
+
+    engine: EngineConfig = Field(description="in a notebook its fields stand beside these")
+    dataset_name: str = Field(
+        default="packaged", description="or another of `dataset_files`, or one of the group `specdec.datasets`"
+    )
+    dataset_path: Path | None = Field(default=None, description="its file, for the data sets that have one")
+    category: str | None = Field(default=None, description="None: all")
+    num_prompts: LimitOrZero = Field(default=6, description="taken in turn from each category; 0: all that fit")
+    chat: bool = Field(default=False, description="put each prompt into the model's chat template")
+    output_len: Limit = Field(default=128, description="output tokens per prompt, at most")
+    temperature: Temperature = Field(default=0.0, description="0: greedy")
+    seed: int = Field(default=0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The first prompt's sampling parameters. Output is not decoded: every engine would pay the same for it."""
+        return SamplingParams(
+            temperature=self.temperature, seed=self.seed, max_tokens=self.output_len, detokenize=False
+        )
+
+    def rows(self, plugins: PluginSettings) -> list[PromptRow]:
+        """The prompts to choose from. Raises what `load_dataset` and `of_category` raise."""
+        return of_category(load_dataset(self.dataset_name, self.dataset_path, plugins), self.category)
 
 
 @dataclass(frozen=True)

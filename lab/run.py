@@ -5,61 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field
 
 from specdec.core.config.engine_config import EngineConfig
-from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
-from specdec.core.request.request import Request
-from specdec.sdk import StrictModel
-from specdec.sdk.ranges import Limit, LimitOrZero, Temperature
+from specdec.sdk.ranges import Limit, LimitOrZero
 from specdec.sdk.saved_state import as_path, has_state
 
-from .datasets import load_dataset, of_category
 from .earlier import EarlierRun
-from .environment import environment
+from .environment import environment, source_sha256
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
-from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
+from .progress import NoProgress
+from .prompts import BenchPrompt, Chosen, PromptSettings, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
-from .source import source_sha256
 from .token_texts import token_texts
 
 
-class RunSettings(StrictModel):
+class RunSettings(PromptSettings):
     """What a benchmark runs on, and how often. Where `vllm bench` has a setting, the name is the same."""
 
-    engine: EngineConfig = Field(description="in a notebook its fields stand beside these")
-    dataset_name: str = Field(
-        default="packaged", description="or another of `dataset_files`, or one of the group `specdec.datasets`"
-    )
-    dataset_path: Path | None = Field(default=None, description="its file, for the data sets that have one")
-    category: str | None = Field(default=None, description="None: all")
-    num_prompts: LimitOrZero = Field(default=6, description="taken in turn from each category; 0: all that fit")
-    chat: bool = Field(default=False, description="put each prompt into the model's chat template")
-    output_len: Limit = Field(default=128, description="output tokens per prompt, at most")
-    temperature: Temperature = Field(default=0.0, description="0: greedy")
-    seed: int = Field(default=0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
     repeat: Limit = Field(default=3, description="times each prompt is measured")
     warmup: LimitOrZero = Field(default=1, description="prompts that each engine runs before anything is timed")
     check_equal: Literal["greedy", "off"] = Field(
         default="greedy", description="compare greedy outputs with plain decoding's"
     )
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The first prompt's sampling parameters. Output is not decoded: both engines would pay the same for it."""
-        return SamplingParams(
-            temperature=self.temperature, seed=self.seed, max_tokens=self.output_len, detokenize=False
-        )
 
 
 class BenchSettings(RunSettings):
@@ -75,23 +54,6 @@ class BenchSettings(RunSettings):
         model, asked = with_verifier(self.engine.model, self.speculative_config)
         return self.replace(engine=self.engine.replace(model=model), speculative_config=asked)
 
-    @property
-    def runs_plain_beside(self) -> bool:
-        """Whether plain decoding is measured in the same run."""
-        return self.speculative_config is not None and self.baseline == "auto"
-
-
-class Progress(Protocol):
-    """Listens for the progress of a run."""
-
-    def stage(self, name: str, num_requests: int = 0) -> None:
-        """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""
-        ...
-
-    def finished(self, request: Request) -> None:
-        """Called when a request of the stage ends."""
-        ...
-
 
 @dataclass(frozen=True)
 class _Reference:
@@ -101,17 +63,19 @@ class _Reference:
     outputs: Sequence[Mapping[str, tuple[int, ...]]]
 
 
-def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progress) -> dict[str, Any]:
+def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProgress) -> dict[str, Any]:
     """Measure, with a proposer that `plugins` lets load. Returns the result as it is written to a file.
 
     Raises SpecdecError before anything is timed where that can be known.
     """
     settings = settings.resolved()
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
+    rows = settings.rows(plugins)
     earlier = EarlierRun(settings.baseline) if isinstance(settings.baseline, Path) else None
     with ExitStack() as stack:
         progress.stage("loading")
-        engine, beside = _engines(settings, plugins, stack)
+        engine = started(settings.engine, settings.speculative_config, plugins, stack)
+        with_plain = settings.speculative_config is not None and settings.baseline == "auto"
+        beside = started(settings.engine, None, plugins, stack) if with_plain else None
         chosen = choose(rows, settings.num_prompts, settings.sampling, engine.engine, chat=settings.chat)
         configuration = configuration_facts(settings, engine.engine, chosen) | speculation_facts(
             settings.speculative_config, engine.engine
@@ -148,21 +112,11 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
     }
 
 
-def _engines(
-    settings: BenchSettings, plugins: PluginSettings, stack: ExitStack
-) -> tuple[TimedEngine, TimedEngine | None]:
-    """The engine to measure and, where asked, a plain one with the same settings."""
-
-    def start(speculative_config: SpeculativeSettings) -> TimedEngine:
-        timed = TimedEngine(lambda: built(settings.engine, speculative_config, plugins))
-        return stack.enter_context(closing(timed))
-
-    engine = start(settings.speculative_config)
-    if not settings.runs_plain_beside:
-        return engine, None
-    plain = start(None)
-    assert parts_of(plain.engine).host is None, "outputs and times are compared with plain decoding's"
-    return engine, plain
+def started(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings, stack: ExitStack) -> TimedEngine:
+    """An engine to be timed, which `stack` closes."""
+    timed = TimedEngine(partial(built, config, asked, plugins))
+    assert asked is not None or parts_of(timed.engine).host is None, "others are compared with plain decoding"
+    return stack.enter_context(closing(timed))
 
 
 def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:

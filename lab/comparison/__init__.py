@@ -2,11 +2,10 @@
 
 from .recorded import REPEAT, compared_replays, run_compare_recorded
 from .run import run_compare
-from .table import METRICS, Measured, comparison_facts
+from .table import Measured, comparison_facts
 from .variants import Sweep, Variant, variants
 
 __all__ = [
-    "METRICS",
     "REPEAT",
     "Measured",
     "Sweep",

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
 
-from ..busy import load_per_core, machine_facts
+from ..environment import load_per_core, machine_facts, source_sha256
+from ..measure import counts_of
+from ..progress import NoProgress
 from ..recording import Recording
 from ..replay.result import Replays
 from ..replay.rows import (
-    counts_of,
     has_times,
     plain_seconds,
     predicted_seconds,
@@ -26,26 +27,17 @@ from ..replay.rows import (
 )
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION
-from ..source import source_sha256
 from .table import TELL_APART, TIMED, Measured, comparison_facts
 from .variants import Variant
 
 REPEAT = 3
 
 
-class Stages(Protocol):
-    """Listens for the stages of a comparison."""
-
-    def stage(self, name: str, num_requests: int = 0) -> None:
-        """Called when a stage begins."""
-        ...
-
-
 def run_compare_recorded(
     folder: Path,
     variants: Sequence[Variant],
     plugins: PluginSettings,
-    progress: Stages,
+    progress: NoProgress,
     sort: str | None,
     *,
     model: str | Path | None = None,
@@ -56,8 +48,8 @@ def run_compare_recorded(
     """Replay every variant on the recording in `folder`; the result is like `run_compare`'s.
 
     Replays take turns, and every second turn goes backwards, so that slow changes of the machine meet all alike. Where
-    the recording predicts no times, one turn is enough. sort: one of METRICS. None means the speed-up if the recording
-    can predict it, else the tokens per step. model, device: as of `replay`. repeat: turns. tell_apart: as of
+    the recording predicts no times, one turn is enough. sort: None means the speed-up if the recording can predict it,
+    else the tokens per step. model, device: as of `replay`. repeat: turns. tell_apart: as of
     `comparison_facts`. Raises SpecdecError: SD-E251 for drawn drafts of sampled text, SD-E252 for a sort by times that
     are unknown.
     """
@@ -126,7 +118,7 @@ def _result(
 
 
 def _turns(
-    once: Callable[..., Replayed], variants: Sequence[Variant], num_repeats: int, progress: Stages
+    once: Callable[..., Replayed], variants: Sequence[Variant], num_repeats: int, progress: NoProgress
 ) -> list[list[Replayed]]:
     """The replays of each variant. What a first replay does once is done before any that counts."""
     found: list[list[Replayed]] = [[] for _ in variants]

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
-from functools import partial
+from contextlib import ExitStack
 from itertools import groupby
 from statistics import fmean
 from typing import Any
 
 from specdec.core.engine.verifier_checkpoint import with_verifier
-from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 
-from ..busy import load_per_core, machine_facts
-from ..datasets import load_dataset, of_category
+from ..environment import load_per_core, machine_facts
 from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns
+from ..progress import NoProgress
 from ..prompts import BenchPrompt, Chosen, choose
 from ..result import SCHEMA_VERSION, equality_facts, request_facts, time_shares
 from ..run import (
-    Progress,
     RunSettings,
     all_differences,
-    built,
     configuration_facts,
     environment_facts,
     speculation_facts,
+    started,
 )
 from ..token_texts import token_texts
 from .table import TELL_APART, Measured, comparison_facts
@@ -38,7 +35,7 @@ def run_compare(
     settings: RunSettings,
     variants: Sequence[Variant],
     plugins: PluginSettings,
-    progress: Progress,
+    progress: NoProgress,
     sort: str,
     *,
     tell_apart: float = TELL_APART,
@@ -46,17 +43,20 @@ def run_compare(
     """Measure every variant, and plain decoding once, on the same prompts in interleaved turns.
 
     A turn is one unit: as many prompts of a category as run at the same time. Every engine runs a unit before the next
-    unit begins, so that slow changes of the machine meet all alike. Each engine holds a target of its own. sort: one of
-    METRICS. tell_apart: as of `comparison_facts`. Returns the result as it is written to a file. Raises SpecdecError
-    before anything is timed where that can be known.
+    unit begins, so that slow changes of the machine meet all alike. Each engine holds a target of its own. sort,
+    tell_apart: as of `comparison_facts`. Returns the result as it is written to a file. Raises SpecdecError before
+    anything is timed where that can be known.
     """
     load = load_per_core()
     model, _ = with_verifier(settings.engine.model, None)
     resolved = [with_verifier(settings.engine.model, each.speculative_config)[1] for each in variants]
     settings = settings.replace(engine=settings.engine.replace(model=model))
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
+    rows = settings.rows(plugins)
     with ExitStack() as stack:
-        engines = [_start(settings, asked, plugins, progress, stack) for asked in (None, *resolved)]
+        engines = []
+        for asked in (None, *resolved):
+            progress.stage("loading")
+            engines.append(started(settings.engine, asked, plugins, stack))
         plain = engines[0].engine
         chosen = choose(rows, settings.num_prompts, settings.sampling, plain, chat=settings.chat)
         units = _units(chosen.prompts, settings.engine.max_num_seqs)
@@ -82,13 +82,6 @@ def run_compare(
             **_result(variants, facts, units, chosen, turns, sort, tell_apart),
             "token_texts": token_texts(plain.tokenizer, [each for passes in turns[0] for each in passes]),
         }
-
-
-def _start(
-    settings: RunSettings, asked: SpeculativeSettings, plugins: PluginSettings, progress: Progress, stack: ExitStack
-) -> TimedEngine:
-    progress.stage("loading")
-    return stack.enter_context(closing(TimedEngine(partial(built, settings.engine, asked, plugins))))
 
 
 def _units(prompts: Sequence[BenchPrompt], size: int) -> list[list[BenchPrompt]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,39 +25,8 @@ class Measured:
     seconds: Sequence[Sequence[float]] | None  # by repeat and unit; None: no time is known
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A figure to sort by: a ratio of sums over units."""
-
-    parts: Callable[[Measured], Figures]
-    wholes: Callable[[Measured], Figures]
-
-    def of(self, measured: Measured) -> Ratio:
-        """The metric's value for one variant."""
-        return Ratio(self.parts(measured), self.wholes(measured))
-
-
-def _counted(name: str) -> Callable[[Measured], Sequence[float]]:
-    return lambda measured: [getattr(counts, name) for counts in measured.counts]
-
-
-def _seconds(measured: Measured) -> Sequence[Sequence[float]]:
-    assert measured.seconds is not None, "metrics of time are offered where there are times"
-    return measured.seconds
-
-
-METRICS = {
-    "speedup": "plain decoding's time / time",
-    "tokens_per_second": "output tokens / time",
-    "tokens_per_target_step": "output tokens / target steps, drafted or not",
-    "mean_acceptance_length": "1 + accepted tokens / drafted steps",
-    "draft_acceptance_rate": "accepted tokens / draft tokens",
-}
-"""What a table can be sorted by; more is better in all of them."""
-
 TIMED = ("speedup", "tokens_per_second")
-"""Those of them that are known only where times are."""
-
+"""What a table can be sorted by only where times are known."""
 
 TELL_APART = 0.05
 """The difference to the best, as a share of its value, for which needed numbers of prompts and repeats are given."""
@@ -73,23 +42,21 @@ def comparison_facts(
     """A row for each variant, the best one first.
 
     categories: of each unit. plain_seconds: plain decoding's times by unit, or by repeat and unit. None means unknown.
-    sort: one of METRICS for which everything is known. Intervals of the differences to the best hold for all rows
+    sort: a key of `_ratios`, of which more is better. Intervals of the differences to the best hold for all rows
     together: which row is the best was decided by the same figures (Hsu, Multiple Comparisons, chapter 4, with
     Bonferroni's bound for its quantile).
     """
     confidence = 1 - (1 - CONFIDENCE) / max(len(measured) - 1, 1)
-    metrics = _metrics(measured, plain_seconds)
-    ranked = sorted(measured, key=lambda each: -metrics[sort].of(each).value)
-    rows = [_row(each, metrics) | {"by_category": _by_category(each, metrics, categories)} for each in ranked]
+    ranked = [(each, _ratios(each, plain_seconds)) for each in measured]
+    ranked.sort(key=lambda pair: -pair[1][sort].value)
+    rows = [_row(*pair) | {"by_category": _by_category(*pair, categories)} for pair in ranked]
     if plain_seconds is not None:
         for row in rows:
             row |= break_even_facts(row["seconds"], _total(plain_seconds), row) if row["seconds"] else {}
-    best = metrics[sort].of(ranked[0])
-    for row, each in zip(rows, ranked, strict=True):
-        difference, interval = metrics[sort].of(each).difference(best, confidence)
-        row["to_tell_apart"] = (
-            None if row is rows[0] else _to_tell_apart(metrics[sort].of(each), best, tell_apart, confidence)
-        )
+    best = ranked[0][1][sort]
+    for row, (_, ratios) in zip(rows, ranked, strict=True):
+        difference, interval = ratios[sort].difference(best, confidence)
+        row["to_tell_apart"] = None if row is rows[0] else _to_tell_apart(ratios[sort], best, tell_apart, confidence)
         row["difference_to_best"] = difference
         row["difference_to_best_interval"] = interval
         row["is_on_pareto_front"] = not any(_dominates(other, row) for other in rows)
@@ -108,47 +75,47 @@ def _total(seconds: Figures) -> float:
     return float(np.atleast_2d(np.asarray(seconds)).mean(axis=0).sum())
 
 
-def _metrics(measured: Sequence[Measured], plain_seconds: Figures | None) -> dict[str, Metric]:
-    """The metrics for which every figure is known."""
-    steps, tokens = _counted("num_steps"), _counted("num_committed_tokens")
-    drafts, drafted, accepted = map(_counted, ("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
-    metrics = {
-        "tokens_per_target_step": Metric(tokens, steps),
-        "mean_acceptance_length": Metric(
-            lambda each: [a + d for a, d in zip(accepted(each), drafts(each), strict=True)], drafts
-        ),
-        "draft_acceptance_rate": Metric(accepted, drafted),
+def _ratios(each: Measured, plain_seconds: Figures | None) -> dict[str, Ratio]:
+    """The figures that are known, by name: each is a ratio of sums over units."""
+    steps = [counts.num_steps for counts in each.counts]
+    tokens = [counts.num_committed_tokens for counts in each.counts]
+    drafts = [counts.num_drafts for counts in each.counts]
+    drafted = [counts.num_draft_tokens for counts in each.counts]
+    accepted = [counts.num_accepted_tokens for counts in each.counts]
+    ratios = {
+        "tokens_per_target_step": Ratio(tokens, steps),
+        "mean_acceptance_length": Ratio([sum(pair) for pair in zip(accepted, drafts, strict=True)], drafts),
+        "draft_acceptance_rate": Ratio(accepted, drafted),
     }
-    if all(each.seconds is not None for each in measured):
-        metrics["tokens_per_second"] = Metric(tokens, _seconds)
+    if each.seconds is not None:
+        ratios["tokens_per_second"] = Ratio(tokens, each.seconds)
         if plain_seconds is not None:
-            metrics["speedup"] = Metric(lambda _: plain_seconds, _seconds)
-    return metrics
+            ratios["speedup"] = Ratio(plain_seconds, each.seconds)
+    return ratios
 
 
-def _row(each: Measured, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def _row(each: Measured, ratios: Mapping[str, Ratio]) -> dict[str, Any]:
     row: dict[str, Any] = {"label": each.label, **each.facts, **dict.fromkeys(("speedup", "speedup_interval"))}
     row |= {"seconds": _total(each.seconds) if each.seconds is not None else None, "tokens_per_second": None}
     counts = summed(each.counts)
     row |= acceptance_facts(counts)
     row["draft_tokens_per_step"] = counts.num_draft_tokens / counts.num_steps
-    for name, metric in metrics.items():
-        ratio = metric.of(each)
+    for name, ratio in ratios.items():
         if name != "mean_acceptance_length" or counts.num_drafts:  # 1 where nothing was drafted
             row[name] = ratio.value
         row[f"{name}_interval"] = ratio.interval
     return row
 
 
-def _by_category(each: Measured, metrics: Mapping[str, Metric], categories: Sequence[str]) -> dict[str, Any]:
+def _by_category(each: Measured, ratios: Mapping[str, Ratio], categories: Sequence[str]) -> dict[str, Any]:
     found = {}
     for category in dict.fromkeys(categories):
         chosen = [unit for unit, name in enumerate(categories) if name == category]
         counts = summed(each.counts[unit] for unit in chosen)
         found[category] = acceptance_facts(counts)
-        for name in ("speedup", "tokens_per_second"):
-            if name in metrics:
-                part = metrics[name].of(each).of_units(chosen)
+        for name in TIMED:
+            if name in ratios:
+                part = ratios[name].of_units(chosen)
                 found[category] |= {name: part.value, f"{name}_interval": part.interval}
     return found
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,23 +10,6 @@ from torch import Tensor
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.kernels.filters import FilterRows
 from specdec.core.kernels.row_distribution import row_distribution, scale_of
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is kept of T positions. The names are those of `RecordedRequest`."""
-
-    top_ids: Tensor  # [T, m] int64
-    top_logprobs: Tensor  # [T, m] float32
-    token_logprobs: Tensor  # [T] float32
-    tail_mass: Tensor  # [T] float32
-    entropy: Tensor  # [T] float32
-
-    @classmethod
-    def joined(cls, parts: Sequence[Summary]) -> Mapping[str, Tensor]:
-        """Join the tensors of the parts, name by name."""
-        names = [each.name for each in fields(cls)]
-        return {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
 
 
 def distribution_of(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -44,15 +26,16 @@ def distribution_of(logits: Tensor, params: SamplingParams) -> Tensor:
     return found.probs(rows).flatten(1)[:, : logits.shape[1]]
 
 
-def summarise(logits: Tensor, token_ids: Sequence[int], params: SamplingParams, top_m: int) -> Summary:
-    """What is kept of logits [T, V] from which `token_ids` [T] were committed."""
+def summarise(logits: Tensor, token_ids: Sequence[int], params: SamplingParams, top_m: int) -> dict[str, Tensor]:
+    """What is kept of logits [T, V] from which `token_ids` [T] were committed, by the names of `RecordedRequest`."""
     probs = distribution_of(logits, params)
     top = probs.topk(min(top_m, probs.shape[1]), dim=-1)
     committed = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None]).squeeze(1)
-    return Summary(
-        top_ids=top.indices.cpu(),
-        top_logprobs=top.values.log().float().cpu(),
-        token_logprobs=committed.log().float().cpu(),
-        tail_mass=(1 - top.values.double().sum(-1)).clamp(min=0).float().cpu(),
-        entropy=torch.special.entr(probs).sum(-1).float().cpu(),
-    )
+    kept = {
+        "top_ids": top.indices,
+        "top_logprobs": top.values.log().float(),
+        "token_logprobs": committed.log().float(),
+        "tail_mass": (1 - top.values.double().sum(-1)).clamp(min=0).float(),
+        "entropy": torch.special.entr(probs).sum(-1).float(),
+    }
+    return {name: each.cpu() for name, each in kept.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,22 +17,14 @@ from .request import RecordedRequest
 from .shards import (
     HIDDEN,
     LOGITS,
-    parquet_path,
     pyarrow,
     read_shard,
     read_tensor,
     require_whole,
     shard_files,
+    shard_path,
     sums_of,
     tensor_name,
-    tensors_path,
-)
-
-logger = logging.getLogger("specdec")
-
-WITHOUT_SUMS = (
-    "SD-W244 %s has shards without checksums, which an earlier specdec wrote; damage to them would not be found. "
-    "Record again to have them"
 )
 
 
@@ -103,18 +94,15 @@ class Recording:
     def _by_shard(self) -> dict[int, list[RecordedRequest]]:
         found = {}
         for number, sums in self._sums.items():
-            path = parquet_path(self.folder, number)
+            path = shard_path(self.folder, number, "parquet")
             require_whole(path, sums)
             found[number] = read_shard(path, self.manifest.top_m)
         return found
 
     @cached_property
-    def _sums(self) -> dict[int, dict[str, str] | None]:
+    def _sums(self) -> dict[int, dict[str, str]]:
         """The checksums of each shard."""
-        sums = {number: sums_of(self.folder, number) for number in self._shard_numbers()}
-        if None in sums.values():
-            logger.warning(WITHOUT_SUMS, self.folder)
-        return sums
+        return {number: sums_of(self.folder, number) for number in self._shard_numbers()}
 
     @cached_property
     def _whole(self) -> set[int]:
@@ -136,7 +124,7 @@ class Recording:
             raise not_a_recording(self.folder, f"there is no request {request_id!r}")
         number = self._shards[request_id]
         if number not in self._whole:
-            require_whole(tensors_path(self.folder, number), self._sums[number])
+            require_whole(shard_path(self.folder, number, "safetensors"), self._sums[number])
             self._whole.add(number)
         tensor = read_tensor(self.folder, number, tensor_name(kind, request_id))
         if tensor is None:

@@ -8,39 +8,24 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
 from specdec.sdk.structured_outputs import StructuredOutputs
 
 from ..dataset_files import PromptRow
-from ..datasets import load_dataset, of_category, spread
+from ..datasets import spread
+from ..progress import NoProgress
 from .in_specdec import EngineSource
 from .manifest import Cost, Manifest, plain
 from .session import RecordingSession
 from .settings import RecordSettings
 from .shards import pyarrow
-from .source import Ended, Source
+from .source import Source
 from .writer import RecordingWriter, require_folder
 
 TOKENIZER = "tokenizer"
-
-
-class RecordProgress(Protocol):
-    """Listens for the progress of a recording."""
-
-    def stage(self, name: str, num_requests: int = 0) -> None:
-        """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""
-        ...
-
-    def finished(self, request: Ended) -> None:
-        """Called when a request of the stage ends."""
-        ...
-
-    def written(self, num_bytes: int) -> None:
-        """The recording takes so much of the disk."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +41,7 @@ def record(
     settings: RecordSettings,
     plugins: PluginSettings,
     folder: Path,
-    progress: RecordProgress,
+    progress: NoProgress,
     inside: Callable[[RecordSettings, PluginSettings], Source] = EngineSource,
 ) -> Recorded:
     """Record into a folder, or go on with what it holds of the same recording.
@@ -66,8 +51,7 @@ def record(
     """
     pyarrow()  # before a target is loaded
     require_folder(folder)
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
-    rows = spread(rows, settings.num_prompts)
+    rows = spread(settings.rows(plugins), settings.num_prompts)
     progress.stage("loading")
     with closing(inside(settings, plugins)) as source:
         if not source.takes_grammars:
@@ -91,13 +75,13 @@ def _recorded(
     source: Source,
     rows: Sequence[PromptRow],
     writer: RecordingWriter,
-    progress: RecordProgress,
+    progress: NoProgress,
 ) -> Recorded:
     session = RecordingSession(source, writer, settings.sampling, chat=settings.chat)
     progress.stage("recording", sum(len(row.turns) for row in rows))
     try:
         for ended in session.run(rows):
-            progress.finished(ended)
+            progress.finished(ended.metrics)
             progress.written(writer.num_bytes)
     except KeyboardInterrupt:
         writer.flush()

@@ -35,7 +35,7 @@ NUMBERS = ("number", "turn", "seed")
 TOKENS = ("prompt_token_ids", "token_ids", "past_token_ids")
 PER_POSITION = ("token_logprobs", "tail_mass", "entropy")
 PER_TOP = ("top_ids", "top_logprobs")
-FORM = "structured_outputs"  # as JSON; null: none. Recordings of earlier versions have no such column
+FORM = "structured_outputs"  # as JSON; null: none
 HIDDEN, LOGITS = "hidden_states", "logits"
 _NAME = re.compile(r"shard-(\d{5}|[1-9]\d{5,8})\.(parquet|safetensors|sha256)(\.tmp)?")
 
@@ -53,19 +53,9 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def parquet_path(folder: Path, number: int) -> Path:
-    """Where the rows of a shard lie."""
-    return folder / f"shard-{number:05}.parquet"
-
-
-def tensors_path(folder: Path, number: int) -> Path:
-    """Where the tensors of a shard lie."""
-    return folder / f"shard-{number:05}.safetensors"
-
-
-def sums_path(folder: Path, number: int) -> Path:
-    """Where the checksums of a shard lie."""
-    return folder / f"shard-{number:05}.sha256"
+def shard_path(folder: Path, number: int, kind: str) -> Path:
+    """Where the rows ("parquet"), the tensors ("safetensors") or the checksums ("sha256") of a shard lie."""
+    return folder / f"shard-{number:05}.{kind}"
 
 
 def shard_files(folder: Path) -> dict[Path, int]:
@@ -86,7 +76,7 @@ def write_shard(
 
     room: most bytes that it may have. None means as many as the disk takes.
     """
-    rows, states, sums = (path(folder, number) for path in (parquet_path, tensors_path, sums_path))
+    rows, states, sums = (shard_path(folder, number, kind) for kind in ("parquet", "safetensors", "sha256"))
     files = [states, sums, rows] if tensors else [sums, rows]
     parts = {path: path.with_name(f"{path.name}.tmp") for path in files}
     try:
@@ -112,23 +102,15 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sums_of(folder: Path, number: int) -> dict[str, str] | None:
-    """The SHA-256 of each file of a shard by its name. None: it was recorded before there were any.
-
-    Raises ConfigError SD-E244 for a file of checksums that cannot be read.
-    """
-    path = sums_path(folder, number)
-    if not path.exists():
-        return None
+def sums_of(folder: Path, number: int) -> dict[str, str]:
+    """The SHA-256 of each file of a shard by its name. Raises ConfigError SD-E244 if they cannot be read."""
+    path = shard_path(folder, number, "sha256")
     with reading(path):
-        sums = {name: digest for digest, name in (line.split("  ") for line in read_text(path).splitlines())}
-    return sums
+        return {name: digest for digest, name in (line.split("  ") for line in read_text(path).splitlines())}
 
 
-def require_whole(path: Path, sums: Mapping[str, str] | None) -> None:
+def require_whole(path: Path, sums: Mapping[str, str]) -> None:
     """Raise ConfigError SD-E244 unless a file is as it was written. sums: see `sums_of`."""
-    if sums is None:
-        return
     expected = sums.get(path.name)
     with reading(path):
         found = _sha256(path) if path.exists() or expected is not None else None
@@ -178,8 +160,7 @@ def read_shard(path: Path, top_m: int) -> list[RecordedRequest]:
     with reading(path):
         table = pa.parquet.read_table(path, memory_map=True, partitioning=None)
         columns = {name: table.column(name) for name in (*TEXTS, *NUMBERS, *TOKENS, *PER_POSITION, *PER_TOP)}
-        forms = table.column(FORM).to_pylist() if FORM in table.column_names else [None] * len(table)
-        return [_row(columns, index, top_m, form) for index, form in enumerate(forms)]
+        return [_row(columns, index, top_m, form) for index, form in enumerate(table.column(FORM).to_pylist())]
 
 
 def _row(columns: Mapping[str, Any], index: int, top_m: int, form: str | None) -> RecordedRequest:
@@ -228,7 +209,7 @@ def _tensor(cell: Any) -> Tensor:
 
 def read_tensor(folder: Path, number: int, name: str) -> Tensor | None:
     """One tensor of a shard; None if it was not recorded. Raises ConfigError SD-E244 if the file is damaged."""
-    path = tensors_path(folder, number)
+    path = shard_path(folder, number, "safetensors")
     if not path.exists():
         return None
     with reading(path), safe_open(path, framework="pt") as file:

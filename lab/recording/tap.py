@@ -17,7 +17,7 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, StrictModel, TargetInfo, hookimpl
 from specdec.sdk.hooks import VerifiedRequest, VerifiedStep
 
-from .probabilities import Summary, summarise
+from .probabilities import summarise
 
 TAP = f"{__name__}:RecordingTap"
 MOST_DRAFTS = 16
@@ -78,7 +78,7 @@ class ProbabilityTap:
     params: dict[str, SamplingParams] = field(default_factory=dict)  # of the requests that are recorded
     of_others: SamplingParams | None = None  # of requests that it was not told of. None means that they are not kept
     error: Exception | None = None  # hooks are contained: who reads the taps raises it
-    _summaries: defaultdict[str, list[Summary]] = field(default_factory=lambda: defaultdict(list))
+    _summaries: defaultdict[str, list[dict[str, Tensor]]] = field(default_factory=lambda: defaultdict(list))
     _logits: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     @hookimpl
@@ -101,5 +101,6 @@ class ProbabilityTap:
     def take(self, request_id: str) -> tuple[Mapping[str, Tensor], Tensor | None]:
         """The fields of `RecordedRequest` that are probabilities, and logits [T, V], once."""
         self.params.pop(request_id, None)
-        logits = self._logits.pop(request_id, [])
-        return Summary.joined(self._summaries.pop(request_id)), torch.cat(logits) if logits else None
+        parts, logits = self._summaries.pop(request_id), self._logits.pop(request_id, [])
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return joined, torch.cat(logits) if logits else None

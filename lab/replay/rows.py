@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.core.registry import PluginSettings
-from specdec.core.request.metrics import RequestMetrics
 from specdec.sdk import ConfigError
 
 from ..measure import Step
@@ -25,14 +24,6 @@ def steps_of(replayed: Replayed) -> dict[str, list[Step]]:
     for each in replayed.steps:
         steps[each.request_id].append(Step(each.draft_token_ids, each.num_accepted, len(each.token_ids), each.parents))
     return steps
-
-
-def counts_of(steps: Sequence[Step]) -> RequestMetrics:
-    """What a request's metrics would say of these steps."""
-    counts = RequestMetrics()
-    for step in steps:
-        counts.record(len(step.draft_token_ids), step.num_accepted, step.num_committed, step.widths)
-    return counts
 
 
 def request_rows(recording: Recording, steps: Mapping[str, Sequence[Step]]) -> list[dict[str, Any]]:

@@ -71,15 +71,3 @@ def require_same_model(manifest: Manifest, directory: Path) -> None:
             "fix": "name the recorded model's checkpoint with --model, or record this model",
         }
         raise ConfigError("SD-E246", "the recording is of another model", facts)
-
-
-def require_same_tokenizer(manifest: Manifest, tokenizer: Any) -> None:
-    """Raise ConfigError SD-E246 if token ids mean something else than when they were recorded."""
-    found = fingerprint.of_tokenizer(tokenizer)
-    if None not in (manifest.tokenizer_fingerprint, found) and manifest.tokenizer_fingerprint != found:
-        facts = {
-            "recorded": f"{manifest.tokenizer_fingerprint:.12}",
-            "found": f"{found:.12}",
-            "fix": "use the recorded model's tokenizer, or record with this one",
-        }
-        raise ConfigError("SD-E246", "the recording is of another tokenizer", facts)

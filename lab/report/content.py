@@ -128,21 +128,22 @@ def _runs(cell: Facts, *, several: bool) -> Iterator[Run]:
         yield Run(row["label"] + where, row, cell["configuration"].get("temperature", 0.0))
 
 
-SUMMARY_TITLES = {
-    "position": "draft position",
-    "entropy": "entropy of the target, nats",
-    "context_length": "tokens before it",
-    "category": "category",
-    "token_class": "the target's token",
+HEADS = {
+    "position": "Draft position",
+    "entropy": "Entropy of the target, nats",
+    "context_length": "Tokens before it",
+    "category": "Category",
+    "token_class": "The target's token",
 }
+"""What the tables of `why` sum up by."""
 
 
 def why_sections(row: Facts) -> Iterator[Facts]:
     """The tables of a row of `why`; none for other rows."""
     for name, kinds in (row.get("summary") or {}).items():
-        columns = [SUMMARY_TITLES[name], *map(name_of, next(iter(kinds.values()), {}))]
+        columns = [HEADS[name], *map(name_of, next(iter(kinds.values()), {}))]
         rows = [[kind, *(figure_of(key, value) for key, value in tally.items())] for kind, tally in kinds.items()]
-        yield {"title": f"{row['label']}: by {SUMMARY_TITLES[name]}", "columns": columns, "rows": rows}
+        yield {"title": f"{row['label']}: by {HEADS[name].lower()}", "columns": columns, "rows": rows}
     if row.get("trees"):
         facts = {**row["losses"], **row["trees"], "distributions": row["proposer_distributions"]}
         rows = [[name_of(name), figure_of(name, value)] for name, value in facts.items()]

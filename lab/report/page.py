@@ -55,16 +55,17 @@ def render(content: Content) -> str:
     from plotly.offline import get_plotlyjs
     from plotly.utils import PlotlyJSONEncoder
 
-    from .plots import plots, reasons
+    from .plots import plots
 
     found = plots(content)
-    figures = [{"name": plot.name, "figure": plot.figure} for plot in found if plot.figure]
+    drawn = [plot for plot in found if plot.figure is not None]
+    figures = [{"name": plot.name, "figure": plot.figure} for plot in drawn]
     viewed = _viewed(content.runs)
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html.j2").render(
         content=content,
-        plots=[plot for plot in found if plot.figure],
-        missing=list(reasons(found)),
+        plots=drawn,
+        missing=[f"{plot.title}: {plot.note}" for plot in found if plot.figure is None],
         tiles=_tiles(content.runs),
         rows=_figures(content),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+
+from plotly import graph_objects as go
 
 from ..intervals import wilson
 from .content import Content, Run
@@ -22,7 +24,7 @@ class Plot:
     name: str
     title: str
     note: str
-    figure: Mapping[str, Any] | None  # as plotly's JSON
+    figure: go.Figure | None
 
 
 def plots(content: Content) -> list[Plot]:
@@ -32,7 +34,7 @@ def plots(content: Content) -> list[Plot]:
 
 def _acceptance(content: Content) -> Plot:
     title = "Acceptance by draft position"
-    go, traces = _go(), []
+    traces = []
     for number, run in enumerate(_drafting(content)):
         drafts, rates = run.facts["num_drafts"], run.facts["acceptance_per_position"]
         bounds = [wilson(round(rate * drafts), drafts) for rate in rates]
@@ -53,7 +55,7 @@ def _acceptance(content: Content) -> Plot:
     layout = _layout("draft position", "accepted / drafted steps", integers=True)
     layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
     note = "Bars are 95 % Wilson intervals, which take steps as independent of each other."
-    return Plot("acceptance", title, note, _figure(traces, layout))
+    return Plot("acceptance", title, note, go.Figure(traces, layout))
 
 
 def _heat_map(content: Content) -> Plot:
@@ -67,7 +69,7 @@ def _heat_map(content: Content) -> Plot:
         [a / n if n else None for a, n in zip(*row, strict=True)]
         for row in zip(cells["accepted"], cells["tried"], strict=True)
     ]
-    trace = _go().Heatmap(
+    trace = go.Heatmap(
         x=cells["entropy"],
         y=[f"{position + 1}" for position in range(len(rates))],
         z=rates,
@@ -89,7 +91,7 @@ def _heat_map(content: Content) -> Plot:
         "heatmap",
         title,
         f"{run.label}. Drafts that were reached, by what the target was sure of.",
-        _figure([trace], layout),
+        go.Figure([trace], layout),
     )
 
 
@@ -105,7 +107,7 @@ def _by_length(content: Content) -> Plot:
         members = list(group)
         values = [run.facts[metric] for run in members]
         traces.append(
-            _go().Scatter(
+            go.Scatter(
                 x=[(run.draft_length or 0) + _beside(number) for run in members],
                 y=values,
                 customdata=[run.draft_length for run in members],
@@ -117,22 +119,13 @@ def _by_length(content: Content) -> Plot:
             )
         )
     layout = _layout("K, most drafts per step", "speed-up" if metric == "speedup" else "tokens per step", integers=True)
-    layout["shapes"] = [
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": 1,
-            "y1": 1,
-            "line": {"dash": "dot", "width": 1, "color": "#888"},
-        }
-    ]
+    figure = go.Figure(traces, layout)
+    figure.add_hline(y=1, line={"dash": "dot", "width": 1, "color": "#888"})
     return Plot(
         "by_length",
         title,
         "Bars are 95 % intervals over prompts. At 1 speculation costs what it brings.",
-        _figure(traces, layout),
+        figure,
     )
 
 
@@ -144,7 +137,7 @@ def _step_time(content: Content) -> Plot:
     steps = [1000 * run.facts["seconds"] / run.facts["num_target_steps"] for run in runs]
     parts = dict.fromkeys(part for run in runs for part in run.facts["time_shares"])
     traces = [
-        _go().Bar(
+        go.Bar(
             y=[run.label for run in runs],
             x=[step * run.facts["time_shares"].get(part, 0) for run, step in zip(runs, steps, strict=True)],
             name=part,
@@ -159,7 +152,7 @@ def _step_time(content: Content) -> Plot:
         "step_time",
         title,
         "Host time; on a GPU, work waits in the stage that next needs a result.",
-        _figure(traces, layout),
+        go.Figure(traces, layout),
     )
 
 
@@ -176,11 +169,11 @@ def _drafts(content: Content) -> Plot:
     if len(front) > 1:
         traces.insert(0, _points("Pareto front", sorted(front, key=lambda point: _drafted(point[1])), "lines"))
     layout = _layout("draft tokens per step", "tokens per step")
-    return Plot("drafts", title, "Few drafts for many tokens is up and left.", _figure(traces, layout))
+    return Plot("drafts", title, "Few drafts for many tokens is up and left.", go.Figure(traces, layout))
 
 
 def _points(name: str, points: Sequence[tuple[str, Any]], mode: str) -> Any:
-    return _go().Scatter(
+    return go.Scatter(
         x=[_drafted(facts) for _, facts in points],
         y=[facts["tokens_per_target_step"] for _, facts in points],
         text=[label for label, _ in points],
@@ -232,19 +225,3 @@ def _layout(x: str, y: str, *, integers: bool = False) -> dict[str, Any]:
         "hovermode": "closest",
         "template": None,
     }
-
-
-def _figure(traces: Sequence[Any], layout: Mapping[str, Any]) -> Mapping[str, Any]:
-    figure: Mapping[str, Any] = _go().Figure(data=list(traces), layout=layout).to_plotly_json()
-    return figure
-
-
-def _go() -> Any:
-    from plotly import graph_objects
-
-    return graph_objects
-
-
-def reasons(found: Sequence[Plot]) -> Iterator[str]:
-    """Why plots are missing, as sentences."""
-    return (f"{plot.title}: {plot.note}" for plot in found if plot.figure is None)

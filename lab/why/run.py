@@ -8,31 +8,36 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from specdec.core.engine.grammars import Grammars
 from specdec.core.registry import PluginSettings
+from specdec.core.request.grammar import RequestGrammar
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import Refusal
+from specdec.sdk.structured_outputs import Vocabulary
 
-from ..comparison.recorded import Stages, replayed_facts
+from ..comparison.recorded import replayed_facts
 from ..comparison.variants import Variant
-from ..measure import Step, summed
+from ..measure import Step, counts_of, summed
+from ..progress import NoProgress
 from ..recording import RecordedRequest, Recording
-from ..replay.rows import counts_of, recorded_cell, recorded_texts, refuse_drawn, request_rows, steps_of
+from ..replay.assembly import replay_config, tokenizer_of
+from ..replay.rows import recorded_cell, recorded_texts, refuse_drawn, request_rows, steps_of
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION, acceptance_facts
 from .choices import PROBE_TEMPERATURES, ChoicesListener
-from .grammars import Refuses, refusals_of
 from .summary import why_facts
 from .trace import Choices, Traced, View, free, misses_of
 
 Replay = Callable[..., Replayed]
 Found = dict[tuple[str, int, int], Choices]  # as of `ChoicesListener`
+Refuses = Callable[[int, int], bool]
 
 
 def run_why(
     folder: Path,
     variants: Sequence[Variant],
     plugins: PluginSettings,
-    progress: Stages,
+    progress: NoProgress,
     *,
     model: str | Path | None = None,
     device: str = "cpu",
@@ -53,7 +58,7 @@ def run_why(
         replayed.append(_replayed(variant, once))
         refuse_drawn(replayed[-1][0], variant.label)
     texts = recorded_texts(recording, [steps_of(run) for run, _, _ in replayed])
-    refusals = refusals_of(recording, plugins)
+    refusals = _refusals_of(recording, plugins)
     rows = [_row(recording, variant, *each, texts, refusals) for variant, each in zip(variants, replayed, strict=True)]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -85,6 +90,26 @@ def _replayed(variant: Variant, once: Replay) -> tuple[Replayed, Found, str]:
             return run, found, "not reported"
         found = probe.found | found
     return run, found, "reported by further replays"
+
+
+def _refusals_of(recording: Recording, plugins: PluginSettings) -> Mapping[str, Refuses]:
+    """What tells for each request with a grammar, by its id, whether it refuses a token at an output position.
+
+    Raises what `Grammars.start` raises, where what was recorded cannot be compiled here.
+    """
+    vocab_size = int(recording.manifest.target["vocab_size"])
+    vocabulary = Vocabulary(tokenizer_of(recording), vocab_size, frozenset(recording.manifest.eos_token_ids))
+    grammars = Grammars(replay_config(recording).structured_outputs_backend, vocabulary, plugins)
+    started = [(each, grammars.start(each.structured_outputs, each.request_id)) for each in recording]
+    return {
+        each.request_id: partial(_refuses, grammar, each, vocab_size)
+        for each, grammar in started
+        if grammar is not None
+    }
+
+
+def _refuses(grammar: RequestGrammar, request: RecordedRequest, vocab_size: int, position: int, token_id: int) -> bool:
+    return not bool(grammar.allowed(request.token_ids[:position], vocab_size)[token_id])
 
 
 def _row(

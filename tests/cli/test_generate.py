@@ -8,14 +8,11 @@ import textwrap
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import host_of, info_of, plugin_of
 from rich.console import Console
 from typer.testing import CliRunner
 
-from specdec.cli import generate as generate_module
 from specdec.cli._app import build_app
 from specdec.cli._token_view import HeldPieces, Mark, Painter, Piece, StepPieces
-from specdec.cli.generate import _Job
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.outputs import StreamUpdate
 from specdec.core.llm import LLM
@@ -31,28 +28,6 @@ PROMPT = textwrap.dedent("""\
 
         def pop(self):
 """)
-LOOSE = '''
-import torch
-from specdec.sdk import Draft, DraftDistribution, DistributionKind, Needs
-
-class Uniform:
-    """Draws from all tokens alike and says so: the distribution of the output stays, the uniforms do not."""
-    needs = Needs(distributions=("dense",))
-
-    def __init__(self, config):
-        pass
-
-    def bind(self, target, services):
-        self.vocab_size = target.vocab_size
-
-    def propose(self, step):
-        shape = (len(step), step.width)
-        columns = [(step.random.uniform(i) * self.vocab_size).long() for i in range(shape[1])]
-        probs = torch.full((*shape, self.vocab_size), 1 / self.vocab_size)
-        kind = torch.full(shape[:1], DistributionKind.DENSE_PROBS, dtype=torch.uint8)
-        distribution = DraftDistribution(kind=kind, probs=probs)
-        return Draft(token_ids=torch.stack(columns, dim=1), lengths=step.budget, distribution=distribution)
-'''
 SIGNED = re.compile(r"\[(?P<sign>[-+*]) (?P<marked>(?:\\.|[^\\\]])*)\]|(?P<plain>\\.|[^\\\[])", re.DOTALL)
 
 
@@ -260,45 +235,6 @@ def test_chat_wraps_the_prompt_in_the_models_template(tokenizer):
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert chat["num_prompt_tokens"] == len(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert chat["num_prompt_tokens"] > plain["num_prompt_tokens"]
-
-
-def test_verify_equal_says_how_many_are_equal():
-    result = invoke("-p", PROMPT, "-p", "import os", "-sc", NGRAM, "--max-tokens", 16, "--verify-equal")
-    assert result.exit_code == 0
-    assert "Outputs equal to plain decoding: 2/2" in result.stderr
-
-
-@pytest.mark.parametrize("asked", [(), ("-sc", '{"model": "tiny/dflash"}')])
-def test_a_drafter_given_as_the_model_is_verified_against_plain_decoding_of_its_target(asked, monkeypatch):
-    compared = []
-
-    def recorded(job, plain):
-        compared.append((job._llm.engine, plain.engine))
-        return _Job.compare_with(job, plain)
-
-    monkeypatch.setattr(generate_module, "_Job", type("_Recorded", (_Job,), {"compare_with": recorded}))
-    flags = ("-p", PROMPT, "--max-tokens", "12", "--verify-equal")
-    result = CliRunner().invoke(build_app(), ["generate", "tiny/dflash", *flags, *asked])
-    assert result.exit_code == 0, result.output
-    assert "Outputs equal to plain decoding: 1/1" in result.stderr
-    ((drafting, plain),) = compared
-    assert plugin_of(drafting).name == "dflash"
-    assert host_of(plain) is None
-    assert info_of(plain).model == info_of(drafting).model
-
-
-def test_verify_equal_fails_where_sampled_drafts_change_the_uniforms(tmp_path, monkeypatch):
-    (tmp_path / "loose.py").write_text(LOOSE)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = {"model": "loose:Uniform", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}
-    flags = ("-p", "import os", "-sc", json.dumps(config), "--temperature", 1, "--seed", 5, "--max-tokens", 12)
-    result = invoke(*flags, "--verify-equal")
-    assert result.exit_code == 1
-    assert re.search(r"request '0' differs at output position \d+: plain \d+ .*margin", result.stderr)
-    assert "equal in distribution, not token by token" in result.stderr
-    row = json.loads(invoke(*flags, "--verify-equal", "--json").stdout)
-    assert row["outputs_equal"] is False
-    assert row["difference"]["plain_token_id"] != row["difference"]["found_token_id"]
 
 
 def test_a_seed_gives_the_same_text_with_and_without_speculation():
