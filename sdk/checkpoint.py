@@ -9,16 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckpointError
+from .errors import CheckpointError, Refusal
 from .json_files import read_json_file
 from .packaged import packaged, refused_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .types import TargetInfo
+
 _REQUIRED = object()
 _FIX = 'give a directory or hub id that exists ("model"), and name the proposer ("method")'
 _CONFIGS = "config.json", "adapter_config.json"
+_SIZES = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_layers": "number of layers"}
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
 
 
@@ -32,6 +35,18 @@ def logit_scale(config: Mapping[str, Any]) -> float | None:
     if factor:
         return float(factor)
     return 1 / float(divisor) if divisor else None
+
+
+def require_target(target: TargetInfo, works: str = "a checkpoint trained for this target", **sizes: int) -> None:
+    """Raise Refusal, with both numbers, where a drafter was made for another target.
+
+    works: what would work instead. sizes: what the drafter expects of the target, by the fields of `_SIZES`.
+    """
+    for name, expected in sizes.items():
+        found = getattr(target, name)
+        if expected != found:
+            reason = f"it was made for a target whose {_SIZES[name]} is {expected}, and this target's is {found}"
+            raise Refusal(reason, works)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.extensions import AttentionMode
 
 from .conventions import drafts_from_anchor, read_boundaries
@@ -114,15 +114,10 @@ class DFlashSpec:
 
     def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
         """Raise Refusal, with the numbers, if the checkpoint was made for another target or cannot draft K tokens."""
-        pairs = {
-            "hidden size": (self.target_hidden_size, target.hidden_size),
-            "vocabulary": (self.vocab_size, target.vocab_size),
-            "number of layers": (self.num_target_layers or target.num_layers, target.num_layers),
-        }
-        for fact, (expected, found) in pairs.items():
-            if expected != found:
-                reason = f"the draft checkpoint is for a target whose {fact} is {expected}; this target's is {found}"
-                raise Refusal(reason, "a checkpoint trained for this target")
+        num_layers = self.num_target_layers or target.num_layers
+        require_target(
+            target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size, num_layers=num_layers
+        )
         if self.boundaries[-1] > target.num_layers:
             ids = ", ".join(map(str, self.boundaries))
             reason = f"it reads the target's hidden states after {ids} layers, and the target has {target.num_layers}"

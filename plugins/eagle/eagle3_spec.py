@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import mask_token_id
 
 from .decoder_config import decoder_config
-from .eagle_spec import check_positions, check_sizes
+from .eagle_spec import check_positions
 from .layer_ids import Convention, boundaries_of
 from .names import count_layers, our_shapes
 from .recognise import is_eagle
@@ -73,7 +73,7 @@ class Eagle3Spec:
 
     def check_fits(self, target: TargetInfo) -> None:
         """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
-        check_sizes(self.target_hidden_size, self.vocab_size, target)
+        require_target(target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size)
         check_positions(self.decoder, target)
         width = self.decoder["hidden_size"]
         if not self.boundaries and width != target.hidden_size:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 
 _T = TypeVar("_T")
@@ -51,10 +51,7 @@ class HydraSpec:
         if head is None or len(head) != 2:
             facts = {"tensor": "hydra_lm_head.0.1.weight [V, H]", "checkpoint": checkpoint.directory}
             raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
-        for fact, expected, found in zip(("vocabulary", "hidden size"), head, _sizes(target), strict=True):
-            if expected != found:
-                reason = f"the heads are for a target whose {fact} is {expected}, and this target's is {found}"
-                raise Refusal(reason, "heads trained for this target")
+        require_target(target, vocab_size=head[0], hidden_size=head[1])
         return cls(
             decoder=_prefix_config(target),
             num_heads=checkpoint.get("hydra_num_heads", int),
@@ -84,10 +81,6 @@ def _our_name(stored: str) -> str:
     if found := _HEAD.fullmatch(stored):
         return f"lm_heads.{found[1]}.{found[2]}"
     return stored.replace(f"{PREFIX}layers.0.", "layer.").replace(f"{PREFIX}norm.", "norm.")
-
-
-def _sizes(target: TargetInfo) -> tuple[int, int]:
-    return target.vocab_size, target.hidden_size
 
 
 def _prefix_config(target: TargetInfo) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 
 from .relatives import refuse_relatives
@@ -69,14 +69,7 @@ class MedusaSpec:
 
     def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
         """Raise Refusal, with the numbers, if the heads are another target's or fewer than K."""
-        pairs = {
-            "hidden size": (self.hidden_size, target.hidden_size),
-            "vocabulary": (self.vocab_size, target.vocab_size),
-        }
-        for fact, (expected, found) in pairs.items():
-            if expected != found:
-                reason = f"the heads are for a target whose {fact} is {expected}, and this target's is {found}"
-                raise Refusal(reason, "heads trained for this target")
+        require_target(target, hidden_size=self.hidden_size, vocab_size=self.vocab_size)
         whole = self.draft_vocab_size == target.vocab_size
         if self.draft_vocab_size > target.vocab_size or not (whole or self.has_token_map):
             sizes = f"{self.draft_vocab_size} outputs, the target's vocabulary {target.vocab_size} tokens"

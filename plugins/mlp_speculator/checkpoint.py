@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 
 PREFIX = "speculator."
@@ -42,14 +42,7 @@ class MlpSpec:
             reason = f"{arctic[0]} is not implemented: its stages have other parts than IBM's"
             raise Refusal(reason, "an MLPSpeculatorPreTrainedModel")
         hidden_size, vocab_size = checkpoint.get("emb_dim", int), checkpoint.get("vocab_size", int)
-        pairs = {
-            "hidden size": (hidden_size, target.hidden_size),
-            "vocabulary": (vocab_size, target.vocab_size),
-        }
-        for fact, (expected, found) in pairs.items():
-            if expected != found:
-                reason = f"the speculator is for a target whose {fact} is {expected}, and this target's is {found}"
-                raise Refusal(reason, "a speculator trained for this target")
+        require_target(target, hidden_size=hidden_size, vocab_size=vocab_size)
         num_stages = checkpoint.get("n_predict", int)
         return cls(
             num_stages=num_stages,

@@ -297,9 +297,9 @@ def test_ids_that_do_not_match_the_projection_are_an_error(tmp_path):
 
 
 UNFIT = {
-    "hidden size": ({"target_hidden_size": 512}, "hidden size is 512; this target's is 256"),
-    "vocabulary": ({"vocab_size": 32_000}, "vocabulary is 32000; this target's is 4096"),
-    "layers": ({"num_target_layers": 36}, "number of layers is 36; this target's is 8"),
+    "hidden size": ({"target_hidden_size": 512}, "hidden size is 512, and this target's is 256"),
+    "vocabulary": ({"vocab_size": 32_000}, "vocabulary is 32000, and this target's is 4096"),
+    "layers": ({"num_target_layers": 36}, "number of layers is 36, and this target's is 8"),
     "ids": ({"dflash_config.target_layer_ids": [1, 3, 8]}, "after 2, 4, 9 layers, and the target has 8"),
     "mask": (
         {"dflash_config.mask_token_id": V},
