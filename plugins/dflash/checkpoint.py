@@ -112,22 +112,14 @@ class DFlashSpec:
             reason = f"its draft vocabulary has {self.draft_vocab_size} of {self.vocab_size} tokens"
             raise Refusal(f"{reason}, and {self.member} has none of its own", "a checkpoint with the whole vocabulary")
 
-    def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, if the checkpoint was made for another target or cannot draft K tokens."""
+    def check_fits(self, target: TargetInfo) -> None:
+        """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
         num_layers = self.num_target_layers or target.num_layers
         require_target(
             target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size, num_layers=num_layers
         )
-        if self.boundaries[-1] > target.num_layers:
-            ids = ", ".join(map(str, self.boundaries))
-            reason = f"it reads the target's hidden states after {ids} layers, and the target has {target.num_layers}"
-            raise Refusal(reason, "a checkpoint trained for this target")
         self._check_mask(target)
         self._check_rope(target)
-        most = self.max_draft_tokens
-        if num_draft_tokens > most:
-            reason = f"num_speculative_tokens is {num_draft_tokens}; a block of {self.block_size} drafts at most {most}"
-            raise Refusal(reason, f'"num_speculative_tokens": {most} or fewer')
 
     def _check_mask(self, target: TargetInfo) -> None:
         mask = self.mask_token_id

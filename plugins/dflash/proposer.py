@@ -57,11 +57,11 @@ class DFlashProposer(ParallelProposer):
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The hidden states that the checkpoint names, draft KV of its layers and a block past the newest token.
 
-        Raises Refusal if the checkpoint does not fit the target or K, or is a variant; CheckpointError SD-E170, E171.
+        Raises Refusal if the checkpoint does not fit the target, or is a variant; CheckpointError SD-E170, SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
         spec = cls.read_spec(config, target, checkpoint)
-        spec.check_fits(target, config.num_draft_tokens)
+        spec.check_fits(target)
         with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
             walk_of(checkpoint, spec)
         kv = draft_kv_of(

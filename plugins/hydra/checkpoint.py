@@ -61,14 +61,6 @@ class HydraSpec:
             logit_scale=checkpoint.logit_scale or 1.0,
         )
 
-    def check_fits(self, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, for more drafts than heads."""
-        if num_draft_tokens > self.num_heads:
-            reason = (
-                f"num_speculative_tokens is {num_draft_tokens}, and each of {self.num_heads} heads drafts one token"
-            )
-            raise Refusal(reason, f'"num_speculative_tokens": {self.num_heads} or fewer')
-
 
 def our_names(stored: Mapping[str, _T]) -> dict[str, _T]:
     """The same values by our names. Blocks of a head are counted without the dropout between them."""

@@ -67,20 +67,14 @@ class MedusaSpec:
             logit_scale=checkpoint.logit_scale or 1.0,
         )
 
-    def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, if the heads are another target's or fewer than K."""
+    def check_fits(self, target: TargetInfo) -> None:
+        """Raise Refusal, with the numbers, if the heads are another target's."""
         require_target(target, hidden_size=self.hidden_size, vocab_size=self.vocab_size)
         whole = self.draft_vocab_size == target.vocab_size
         if self.draft_vocab_size > target.vocab_size or not (whole or self.has_token_map):
             sizes = f"{self.draft_vocab_size} outputs, the target's vocabulary {target.vocab_size} tokens"
             reason = f"the heads have {sizes}" + ("" if self.has_token_map else f", and there is no {TOKEN_MAP!r}")
             raise Refusal(reason, f"a checkpoint with a {TOKEN_MAP!r} tensor, or heads trained for this target")
-        if num_draft_tokens > self.num_heads:
-            reason = (
-                f"num_speculative_tokens is {num_draft_tokens}; "
-                f"the checkpoint stores {self.num_heads} heads, and each drafts one token"
-            )
-            raise Refusal(reason, f'"num_speculative_tokens": {self.num_heads} or fewer')
 
     def stored_as(self, name: str) -> str:
         """The stored name of the tensor that we call `name`."""

@@ -53,14 +53,6 @@ class MlpSpec:
             stored=_stored(checkpoint, num_stages),
         )
 
-    def check_fits(self, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, for more drafts than stages."""
-        if num_draft_tokens > self.num_stages:
-            reason = (
-                f"num_speculative_tokens is {num_draft_tokens}, and each of {self.num_stages} stages drafts one token"
-            )
-            raise Refusal(reason, f'"num_speculative_tokens": {self.num_stages} or fewer')
-
 
 def _stored(checkpoint: Checkpoint, num_stages: int) -> dict[str, int]:
     """How many of each part make up the network.
