@@ -120,6 +120,13 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], source: str | 
     weights.finish()
 
 
+def linear_of(weight: Tensor) -> nn.Linear:
+    """A linear layer of a weight [out, in], without a bias."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
 def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:12]) + (f", and {len(names) - 12} more" if len(names) > 12 else "") or "none"
