@@ -54,9 +54,9 @@ class EagleProposer(AutoregressiveProposer):
         weights = _open_weights(checkpoint, self)
         self.network = EagleNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
         weights.fill(self.network)
-        embedding = self.load_embedding(weights, spec.embedding_size)
-        head = self.load_head(weights, spec.hidden_size, spec.vocab_size, logit_scale=checkpoint.logit_scale)
-        self.network.attach(embedding, head)
+        self.network.embedding = self.load_embedding(weights, spec.embedding_size)
+        scale = checkpoint.logit_scale
+        self.network.head = self.load_head(weights, spec.hidden_size, spec.vocab_size, logit_scale=scale)
         weights.finish()
         self.services.finish(self.network, self.settings)
 
@@ -122,9 +122,9 @@ class Eagle3Proposer(MaskedProposer):
         if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:
             d2t = weights.take("d2t", spec.draft_vocab_size)
             self.vocabulary = DraftVocabulary.from_offsets(d2t, self.target.vocab_size)
-        embedding = self.load_embedding(weights, spec.embedding_size)
+        self.network.embedding = self.load_embedding(weights, spec.embedding_size)
         width, scale = spec.decoder["hidden_size"], checkpoint.logit_scale
-        self.network.attach(embedding, self.load_head(weights, width, spec.draft_vocab_size, logit_scale=scale))
+        self.network.head = self.load_head(weights, width, spec.draft_vocab_size, logit_scale=scale)
         weights.finish()
         self.services.finish(self.network, self.settings)
         logger.info("%s reads the target's hidden states at boundaries %s", checkpoint.directory, spec.boundaries)

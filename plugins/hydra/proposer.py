@@ -48,7 +48,7 @@ class HydraProposer(AutoregressiveProposer):
         for heads in (self.network.blocks, self.network.lm_heads):
             heads.to_empty(device=self.services.device)
         weights.fill(self.network)
-        self.network.attach(self.load_embedding(weights, spec.hidden_size))
+        self.network.embedding = self.load_embedding(weights, spec.hidden_size)
         weights.finish()
         self.services.finish(self.network, self.settings)
 

@@ -76,9 +76,8 @@ class MedusaProposer(ParallelProposer):
         if spec.has_token_map:
             self.vocabulary = _vocabulary(weights.take(TOKEN_MAP, -1), spec, self.target)
         if not spec.has_own_heads:
-            heads.attach(
-                self.load_head(weights, spec.hidden_size, spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
-            )
+            scale = checkpoint.logit_scale
+            heads.shared = self.load_head(weights, spec.hidden_size, spec.draft_vocab_size, logit_scale=scale)
         weights.finish()
         self.services.finish(heads, self.settings)
         self.network, self._dtype = heads, next(heads.parameters()).dtype

@@ -80,11 +80,10 @@ class MtpProposer(AutoregressiveProposer):
         module = MtpModule(spec, decoder, depth)
         weights = open_weights(spec, spec.indices[depth], self.services, module.state_dict().keys())
         weights.fill(module)
-        embedding = self.load_embedding(weights, spec.hidden_size)
+        module.embedding = self.load_embedding(weights, spec.hidden_size)
         scale = spec.checkpoint.logit_scale
-        head = self.load_head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
+        module.head = self.load_head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
         weights.finish()
-        module.attach(embedding, head)
         self.services.finish(module, self.settings)
         return module
 
