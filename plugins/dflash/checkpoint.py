@@ -115,9 +115,7 @@ class DFlashSpec:
     def check_fits(self, target: TargetInfo) -> None:
         """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
         num_layers = self.num_target_layers or target.num_layers
-        require_target(
-            target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size, num_layers=num_layers
-        )
+        require_target(target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size, num_layers=num_layers)
         self._check_mask(target)
         self._check_rope(target)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from pydantic import Field
@@ -23,10 +23,23 @@ from specdec.sdk.model_proposer import (
 )
 
 from .checkpoint import DFlashSpec
+from .domino import DominoWalk
+from .lilicorr import RerankedWalk
+from .markov import MarkovWalk
 from .network import DFlashNetwork, ScaledEmbedding
+from .selector import SelectorWalk
 from .tensors import mapped_ids, mask_embedding, mask_token_id, open_weights
-from .walk import Block
-from .walks import walk_of
+from .variants import Member
+from .walk import Block, Walk
+from .xpress import XPressWalk
+
+_WALKS: dict[Member, Callable[[Checkpoint, DFlashSpec], Walk]] = {
+    Member.LILICORR: RerankedWalk,
+    Member.DFLASH2: SelectorWalk,
+    Member.DSPARK: MarkovWalk,
+    Member.DOMINO: DominoWalk,
+    Member.XPRESS: XPressWalk,
+}
 
 
 class DFlashOptions(ParallelOptions):
@@ -182,3 +195,9 @@ class DFlashProposer(ParallelProposer):
         attention = [by_mode[mode] for mode in self._spec.modes]
         outputs, logits = self.network(anchors, starts[:, None] + places, attention)
         return outputs, logits
+
+
+def walk_of(checkpoint: Checkpoint, spec: DFlashSpec) -> Walk:
+    """Make the walk of a checkpoint, to be filled. Raises CheckpointError: SD-E170, SD-E171."""
+    walk = _WALKS.get(spec.member)
+    return Walk() if walk is None else walk(checkpoint, spec)

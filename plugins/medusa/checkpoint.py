@@ -14,7 +14,7 @@ from specdec.sdk import Refusal, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 
-from .relatives import refuse_relatives
+from .recognise import refuse_relatives
 
 PREFIXES = ("medusa_head.", "medusa_heads.")
 TOKEN_MAP = "token_map"
