@@ -37,6 +37,7 @@ from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import Failed, as_error
 
 from .connection import Connection, LostError
+from .drafter import Place
 
 if TYPE_CHECKING:
     from .proposer import IsolationOptions
@@ -59,7 +60,7 @@ OUT_OF_MEMORY = re.compile("MemoryError|allocate memory|not enough memory|bad_al
 """Python's error, C++'s, and torch's, which has no class of its own; and a thread's stack that finds no room."""
 
 
-class Child:
+class Child(Place):
     """The place of a proposer in a process of its own, behind a keeper that forks it."""
 
     def __init__(
@@ -112,9 +113,6 @@ class Child:
             raise LostError(f"it cannot be started: {error}") from error
         self._is_new = False
         return Connection(socket_of(self._there.directory, self._number), RETRY_MS, most_bytes=most_bytes)
-
-    def require_own(self) -> None:
-        """Its directory is this user's alone."""
 
     def has_failed(self) -> bool:
         """Whether the newest process will not answer."""

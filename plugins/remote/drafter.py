@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 from specdec.sdk.errors import ConfigError, message
 from specdec.sdk.keys import ClientKey
@@ -47,39 +46,34 @@ FATE_SECONDS = 5.0
 """The longest that the start waits for how a drafter ended. Steps wait for none."""
 
 
-class Place(Protocol):
-    """Where a drafter is."""
+class Place:
+    """Where a drafter is. `At` is a place of somebody else's; a process of the engine's own is one too."""
 
-    @property
-    def label(self) -> str:
-        """For people."""
-        ...
+    label: str  # for people
 
     def connect(self, most_bytes: int) -> Connection:
         """A new connection, for messages up to a size. A drafter that belongs to the place is started."""
-        ...
+        raise NotImplementedError
 
     def require_own(self) -> None:
         """Raise LostError where whoever answers may be somebody else's."""
-        ...
 
     def has_failed(self) -> bool:
         """Whether it is known that the drafter will not answer."""
-        ...
+        return False
 
     def fate(self, seconds: float) -> str | None:
         """What is known of its end; empty: nothing. None: it does not end within so many seconds, and is asked again.
 
         A drafter that belongs to the place is ended by it.
         """
-        ...
+        return ""
 
     def close(self) -> None:
         """End what belongs to the place."""
-        ...
 
 
-class At:
+class At(Place):
     """A server that somebody else runs."""
 
     def __init__(self, address: str, key: ClientKey | None = None) -> None:
@@ -104,14 +98,6 @@ class At:
             raise LostError(
                 f"user {owner} owns {self._path}: expected user {os.geteuid()}, or root. Let it be in a folder of yours"
             )
-
-    def has_failed(self) -> bool:
-        return False
-
-    def fate(self, seconds: float) -> str:
-        return ""
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
