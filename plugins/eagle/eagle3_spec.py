@@ -10,9 +10,9 @@ from specdec.sdk import Refusal, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import mask_token_id
+from specdec.sdk.model_proposer.kv_shape import require_positions
 
 from .decoder_config import decoder_config
-from .eagle_spec import check_positions
 from .layer_ids import Convention, boundaries_of
 from .names import count_layers, our_shapes
 from .recognise import is_eagle
@@ -74,7 +74,7 @@ class Eagle3Spec:
     def check_fits(self, target: TargetInfo) -> None:
         """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
         require_target(target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size)
-        check_positions(self.decoder, target)
+        require_positions(self.decoder, target)
         width = self.decoder["hidden_size"]
         if not self.boundaries and width != target.hidden_size:
             reason = f"it reads the target's final hidden state of width {target.hidden_size} as its own, {width} wide"

@@ -312,7 +312,7 @@ UNFIT = {
     ),
     "dynamic": (
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 128},
-        "its rotary positions (dynamic) serve 128; max_model_len is 256",
+        "its 'dynamic' rotary scaling keeps its tables up to 128 positions, and max_model_len is 256",
     ),
     "ids of no convention": ({"dflash_config.layer_ids": [1, 2]}, "layer_ids"),
 }
