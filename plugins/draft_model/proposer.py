@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoConfig, AutoTokenizer
 
 from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
@@ -15,8 +17,7 @@ from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import DraftInputs, MaskedOptions, MaskedProposer, mask_token_id
 
 from .pard2 import Pard2Spec, TargetTerm
-from .tables import PaddedTable, SharedTable
-from .vocabularies import Asked, Vocabularies, has_tokenizer
+from .vocabularies import Asked, Vocabularies, draft_ids_of_target, has_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,42 @@ class DraftModelProposer(MaskedProposer):
             return {"input_ids": token_ids}
         embedded = self._embed(token_ids)
         return {"inputs_embeds": embedded + self._term(hidden.to(embedded.dtype))[None]}
+
+
+class PaddedTable:
+    """Ids are the same, and the models may be padded to different sizes."""
+
+    def __init__(self, own_size: int, target_size: int) -> None:
+        self._num_rows, self._size = own_size, min(own_size, target_size)
+        self._missing = target_size - self._size
+
+    def inputs(self, token_ids: Tensor) -> Tensor:
+        """The draft model's ids [M] of target ids [M]. A mask may be an id that the target lacks."""
+        return token_ids.clamp(max=self._num_rows - 1)
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """Logits [b, V] of [b, D]. Ids that only one of the two vocabularies is padded with are never drafted."""
+        logits = logits[:, : self._size]
+        return pad(logits, (0, self._missing), value=-torch.inf) if self._missing else logits
+
+
+class SharedTable:
+    """Tokens that both have. The draft distribution is the softmax over these alone."""
+
+    def __init__(self, vocabularies: Vocabularies, own_size: int, target_size: int, device: torch.device) -> None:
+        own, target = zip(*vocabularies.shared, strict=True)
+        self._own, self._target = (torch.tensor(ids, device=device) for ids in (own, target))
+        self._inputs = torch.tensor(draft_ids_of_target(vocabularies, own_size, target_size), device=device)
+        self._target_size = target_size
+
+    def inputs(self, token_ids: Tensor) -> Tensor:
+        """The draft model's ids [M] of target ids [M]."""
+        return self._inputs[token_ids]
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """Logits [b, V] of the target's ids, of [b, D] of the draft model's: -inf where it has no such token."""
+        nothing = logits.new_full((logits.shape[0], self._target_size), -torch.inf)
+        return nothing.index_copy(1, self._target, logits[:, self._own])
 
 
 def _mask_of(checkpoint: Checkpoint, asked: bool | None, num_rows: int) -> int | None:

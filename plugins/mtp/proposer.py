@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions
+from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, Services, StepView, TargetInfo
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, Weights
 
 from .chain import ModuleChain
 from .checkpoint import MtpSpec
 from .layouts import Recycled
 from .network import MtpModule
-from .tensors import open_weights
 
 
 class MtpOptions(ModelOptions):
@@ -78,7 +78,7 @@ class MtpProposer(AutoregressiveProposer):
 
     def _module(self, spec: MtpSpec, decoder: Any, depth: int) -> MtpModule:
         module = MtpModule(spec, decoder, depth)
-        weights = open_weights(spec, spec.indices[depth], self.services, module.state_dict().keys())
+        weights = _open_weights(spec, spec.indices[depth], self.services, module.state_dict().keys())
         weights.fill(module)
         module.embedding = self.load_embedding(weights, spec.hidden_size)
         scale = spec.checkpoint.logit_scale
@@ -122,3 +122,28 @@ class MtpProposer(AutoregressiveProposer):
     def _run(self, inputs: DraftInputs, hidden: Tensor) -> Tensor:
         block = self.network(inputs.token_ids, inputs.positions, hidden, inputs.attention)
         return self.network.recycled(block[inputs.last])
+
+
+def _open_weights(spec: MtpSpec, index: int, services: Services, wanted: Collection[str]) -> Weights:
+    """Read one module, and nothing else of the checkpoint. `wanted`: the names that the network has places for.
+
+    Raises CheckpointError SD-E146.
+    """
+    directory = spec.checkpoint.directory
+    stored = services.load_tensors(directory, spec.layout.prefixes(index))
+    renames = spec.layout.renames(index)
+    ours = {_our_name(name, renames): tensor for name, tensor in stored.items()}
+    weights = Weights({_in_router(name, wanted): tensor for name, tensor in ours.items()}, directory)
+    weights.drop(*spec.layout.further_modules(), "*rotary_emb.inv_freq", "verifier_*")
+    return weights
+
+
+def _our_name(stored: str, renames: Mapping[str, str]) -> str:
+    published = next((each for each in renames if stored.startswith(each)), None)
+    return stored if published is None else renames[published] + stored.removeprefix(published)
+
+
+def _in_router(name: str, wanted: Collection[str]) -> str:
+    """Move what some publishers keep beside the router to where transformers keeps it."""
+    inside = name.replace(".mlp.", ".mlp.gate.", 1)
+    return inside if name not in wanted and inside in wanted else name
