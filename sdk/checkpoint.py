@@ -88,7 +88,7 @@ class Checkpoint:
             checkpoint.get(key, str, None)
         names = checkpoint.get("architectures", list, None) or []
         if not all(isinstance(name, str) for name in names):
-            raise _wrong_type("architectures", path, "a list of texts", names)
+            raise unusable(checkpoint, "architectures", "a list of texts", names)
         return checkpoint
 
     @property
@@ -119,8 +119,7 @@ class Checkpoint:
         for file in self.weight_files:
             if name in _shapes(file):
                 return read_tensors(file, (name,))[name]
-        facts = {"tensor": name, "checkpoint": self.directory, "has": ", ".join(sorted(self.shapes)[:12]) or "none"}
-        raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+        raise lacks(self, name)
 
     @property
     def weight_files(self) -> list[Path]:
@@ -150,13 +149,21 @@ class Checkpoint:
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise _wrong_type(path, self.config_file, " or ".join(each.__name__ for each in kinds), value)
+            raise unusable(self, path, " or ".join(each.__name__ for each in kinds), value)
         return value
 
 
-def _wrong_type(path: str, file: Path, expected: str, found: object) -> CheckpointError:
-    facts = {"field": path, "file": file, "expected": expected, "found": repr(found)}
-    return CheckpointError("SD-E171", f"the draft checkpoint's {path!r} has the wrong type", facts)
+def unusable(checkpoint: Checkpoint, field: str, expected: str, found: object) -> CheckpointError:
+    """The error for a value of the configuration that is of another type, or contradicts what else is known."""
+    facts = {"field": field, "file": checkpoint.config_file, "expected": expected, "found": repr(found)}
+    return CheckpointError("SD-E171", f"the draft checkpoint's {field!r} cannot be used", facts)
+
+
+def lacks(checkpoint: Checkpoint, tensor: str) -> CheckpointError:
+    """The error for a tensor that is not stored. tensor: its name, and perhaps what it is."""
+    has = ", ".join(sorted(checkpoint.shapes)[:12]) or "none"
+    facts = {"tensor": tensor, "checkpoint": checkpoint.directory, "has": has}
+    return CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
 
 
 def _config_in(directory: Path) -> Path | None:

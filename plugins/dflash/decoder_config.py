@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, unusable
 from specdec.sdk.extensions import AttentionMode
 from specdec.sdk.model_proposer.kv_shape import layers_config
 
@@ -56,13 +55,8 @@ def _layer_types(checkpoint: Checkpoint, prefix: str) -> list[str]:
         else checkpoint.get(prefix + "layer_types", list, [_FULL] * num_layers)
     )
     if len(types) != num_layers:
-        facts = {
-            "field": prefix + "layer_types",
-            "file": checkpoint.config_file,
-            "expected": f"one for each of num_hidden_layers ({num_layers})",
-            "found": types,
-        }
-        raise CheckpointError("SD-E171", "the draft checkpoint's layer types do not match its layers", facts)
+        expected = f"one for each of num_hidden_layers ({num_layers})"
+        raise unusable(checkpoint, prefix + "layer_types", expected, types)
     return types
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint, require_target
+from specdec.sdk.checkpoint import Checkpoint, lacks, require_target, unusable
 from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import mask_token_id
 from specdec.sdk.model_proposer.kv_shape import require_positions
@@ -100,8 +100,7 @@ class Eagle3Spec:
             reason = f"its first layer reads {width} inputs: the hidden state alone, without a token's embedding"
             raise Refusal(reason, "a head whose first layer reads both")
         if self.norms_features and self.norms_each_feature:
-            facts = {"file": checkpoint.config_file, "expected": "norm_before_fc or fc_norm", "found": "both"}
-            raise CheckpointError("SD-E171", "the draft checkpoint norms its features twice", facts)
+            raise unusable(checkpoint, "norm_before_fc, fc_norm", "one of them: features are normed once", "both")
 
 
 def _flag(checkpoint: Checkpoint, name: str, default: bool) -> bool:
@@ -120,7 +119,6 @@ def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int 
     )
     if _MASK_TENSOR not in shapes:
         if named:
-            facts = {"tensor": _MASK_TENSOR, "checkpoint": checkpoint.directory}
-            raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+            raise lacks(checkpoint, _MASK_TENSOR)
         return None
     return found if found is not None else int(checkpoint.get("mask_token_id", int))  # says that it is absent

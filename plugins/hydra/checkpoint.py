@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint, require_target
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, lacks, require_target
 
 _T = TypeVar("_T")
 PREFIX = "prefix_embeding_layer."
@@ -49,8 +48,7 @@ class HydraSpec:
         shapes = our_names(checkpoint.shapes)
         head = shapes.get("lm_heads.0.weight")
         if head is None or len(head) != 2:
-            facts = {"tensor": "hydra_lm_head.0.1.weight [V, H]", "checkpoint": checkpoint.directory}
-            raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+            raise lacks(checkpoint, "hydra_lm_head.0.1.weight [V, H]")
         require_target(target, vocab_size=head[0], hidden_size=head[1])
         return cls(
             decoder=_prefix_config(target),

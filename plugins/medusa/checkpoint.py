@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint, require_target
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, lacks, require_target
 
 from .recognise import refuse_relatives
 
@@ -47,12 +46,12 @@ class MedusaSpec:
         layers = [_LAYER.fullmatch(name) for name in shapes]
         numbers = {(int(found[1]), int(found[2])) for found in layers if found}
         if not numbers:
-            raise _lacks(checkpoint, "blocks.0.layers.0.weight or 0.0.linear.weight: the first layer of a head")
+            raise lacks(checkpoint, "blocks.0.layers.0.weight or 0.0.linear.weight: the first layer of a head")
         num_layers = 1 + max(layer for _, layer in numbers)
         _check_depth(checkpoint, names, num_layers)
         output = shapes.get("lm_heads.0.weight") or shapes.get("lm_head.weight")
         if output is None and not checkpoint.get("original_lm_head", bool, False):
-            raise _lacks(checkpoint, f"lm_heads.0.weight or 0.{num_layers}.weight: the first output head")
+            raise lacks(checkpoint, f"lm_heads.0.weight or 0.{num_layers}.weight: the first output head")
         vocab_size = checkpoint.get("vocab_size", int, target.vocab_size)
         return cls(
             names=names,
@@ -105,10 +104,4 @@ def _check_depth(checkpoint: Checkpoint, names: Mapping[str, str], num_layers: i
         found = _HEAD.fullmatch(stored.removeprefix(PREFIXES[0]).removeprefix(PREFIXES[1]))
         if found and int(found[2]) != num_layers:
             missing = f"{found[1]}.{int(found[2]) - 1}.linear.weight: a layer before {stored} (ours: {ours})"
-            raise _lacks(checkpoint, missing)
-
-
-def _lacks(checkpoint: Checkpoint, what: str) -> CheckpointError:
-    has = ", ".join(sorted(checkpoint.shapes)[:12]) or "none"
-    facts = {"tensor": what, "checkpoint": checkpoint.directory, "has": has}
-    return CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+            raise lacks(checkpoint, missing)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint, require_target
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, require_target, unusable
 
 PREFIX = "speculator."
 """Of every tensor's name in most files."""
@@ -65,7 +64,9 @@ def _stored(checkpoint: Checkpoint, num_stages: int) -> dict[str, int]:
     return {"emb": 1, "proj": min(2, num_stages), "ln": 1, "head": num_stages if heads > 1 else 1}
 
 
-def our_tensors(tensors: Mapping[str, Tensor], spec: MlpSpec, num_stages: int, source: str) -> dict[str, Tensor]:
+def our_tensors(
+    tensors: Mapping[str, Tensor], spec: MlpSpec, num_stages: int, checkpoint: Checkpoint
+) -> dict[str, Tensor]:
     """The tensors of the first stages. Copies of what is tied are left out.
 
     Raises CheckpointError SD-E171 where a tensor that the configuration says is tied differs from what it repeats.
@@ -78,8 +79,7 @@ def our_tensors(tensors: Mapping[str, Tensor], spec: MlpSpec, num_stages: int, s
         if found is None or int(found[2]) <= min(last, num_stages - 1):
             ours[name] = tensor
         elif int(found[2]) > last and not _repeats(tensor, tensors, stored, name, f"{found[1]}.{last}.{found[3]}"):
-            facts = {"field": "tie_weights", "expected": f"{name} like {found[1]}.{last}", "found": "other values"}
-            raise CheckpointError("SD-E171", "the stages of the checkpoint are not tied", facts | {"file": source})
+            raise unusable(checkpoint, "tie_weights", f"{name} like {found[1]}.{last}", "other values")
     return ours
 
 

@@ -36,7 +36,7 @@ class MlpSpeculatorProposer(CachedTargetProposer):
         checkpoint, num_stages = self.open_checkpoint(self.config), self.config.num_draft_tokens
         spec = MlpSpec.read(checkpoint, self.target)
         tensors = self.services.load_tensors(checkpoint.directory)
-        weights = Weights(our_tensors(tensors, spec, num_stages, str(checkpoint.config_file)), checkpoint.directory)
+        weights = Weights(our_tensors(tensors, spec, num_stages, checkpoint), checkpoint.directory)
         with torch.device("meta"):  # no time for random weights
             self.network = MlpSpeculator(spec, num_stages)
         self.network.to_empty(device=self.services.device)

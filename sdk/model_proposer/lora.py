@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, lacks
 from ..errors import CheckpointError, Refusal
 from .weights import linear_of
 
@@ -104,8 +104,7 @@ def _paired(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
         sides.setdefault(found["layer"].removeprefix(_PREFIX), {})[found["side"]] = name
     lone = [f"{layer}.lora_{side}.weight" for layer, each in sides.items() for side in "AB" if side not in each]
     if lone or not sides:
-        facts = {"tensor": ", ".join(lone[:6]) or "LAYER.lora_A.weight", "checkpoint": checkpoint.directory}
-        raise CheckpointError("SD-E172", "the adapter lacks a tensor", facts)
+        raise lacks(checkpoint, ", ".join(lone[:6]) or "LAYER.lora_A.weight")
     return {layer: (each["A"], each["B"]) for layer, each in sides.items()}
 
 
