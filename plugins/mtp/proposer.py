@@ -74,7 +74,7 @@ class MtpProposer(AutoregressiveProposer):
         modules = [self._module(spec, decoder, depth) for depth in range(len(spec.indices))]
         self.network = modules[0]
         self._further = nn.ModuleList(modules[1:])  # an attribute, because new weights are copied into attributes
-        self._modules = ModuleChain(modules, self.services) if len(modules) > 1 else None
+        self._modules = ModuleChain(modules, self) if len(modules) > 1 else None
 
     def _module(self, spec: MtpSpec, decoder: Any, depth: int) -> MtpModule:
         module = MtpModule(spec, decoder, depth)
@@ -98,13 +98,7 @@ class MtpProposer(AutoregressiveProposer):
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
-        if self._modules is None:
-            return super().propose(step)
-        chosen, num_tokens = self.wanted(step), self.most_wanted(step)
-        sampler = self.sampler(step, chosen)
-        if num_tokens == 0:
-            return sampler.draft()
-        return self._modules.propose(step, chosen, num_tokens, sampler)
+        return super().propose(step) if self._modules is None else self._modules.propose(step)
 
     def first(self, inputs: DraftInputs) -> Tensor:
         """Run the committed rows on the target's hidden states."""

@@ -116,7 +116,7 @@ class AutoregressiveProposer(ModelProposer):
         self._compiled_next = services.compile(self._next)
         self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
-        self._chain = DraftChain(services, self._drawn)
+        self._chain = DraftChain(self, self._starts, self._drawn)
         self._ahead: AheadDrafter | None = None
         if needs.extension(Ahead) is not None and declared is not None and self._kv is not None:
             self._ahead = self._ahead_drafter(self._kv, declared)
@@ -155,12 +155,7 @@ class AutoregressiveProposer(ModelProposer):
             return self._ahead.propose(step)
         if self.config.max_nodes is not None:
             return self._trees.draft(step)
-        chosen = self.wanted(step)
-        sampler = self.sampler(step, chosen)
-        budget = self.most_wanted(step)
-        if budget == 0:
-            return sampler.draft()
-        return self._chain.draft(sampler, budget, *self._starts(step, chosen))
+        return self._chain.draft(step)
 
     def draft_ahead(self, num_outcomes: int, /) -> bool:
         """Do one pass for the next drafts, where `ahead_needs` was asked for. See `Ahead`."""

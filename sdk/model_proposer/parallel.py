@@ -50,7 +50,7 @@ class ParallelProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Bind as `ModelProposer` does, and prepare the captured blocks."""
         super().bind(target, services)
-        self._blocks = DraftChain(services, self._drawn_block)
+        self._blocks = DraftChain(self, self._inputs_of, self._drawn_block)
         self._trees_of_blocks = DraftTrees(self, self._inputs_of, self._grow_from_block)
 
     @torch.inference_mode()
@@ -58,12 +58,7 @@ class ParallelProposer(ModelProposer):
         """Draft for every request with a budget."""
         if self.config.max_nodes is not None:
             return self._trees_of_blocks.draft(step)
-        chosen = self.wanted(step)
-        num_tokens = self.most_wanted(step)
-        sampler = self.sampler(step, chosen)
-        if num_tokens == 0:
-            return sampler.draft()
-        return self._blocks.draft(sampler, num_tokens, *self._inputs_of(step, chosen))
+        return self._blocks.draft(step)
 
     def _inputs_of(self, step: StepView, chosen: Tensor | None) -> Sequence[Tensor]:
         inputs = self.block_inputs(step)
