@@ -38,6 +38,10 @@ class EagleNetwork(nn.Module):
         states = self.fc(pair)[None]
         return run_layers(self.layers, states, self.rotary(states, positions[None]), attention)[0]
 
+    def recycled(self, states: Tensor) -> Tensor:
+        """What the row of the next draft reads: the guess as it is."""
+        return states
+
     def logits(self, states: Tensor) -> Tensor:
         """Logits [b, D] of guesses [b, h]: no norm in between, the guess is of what the head reads."""
         logits: Tensor = self.head(states)

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, Services, StepView, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, Weights
+from specdec.sdk.model_proposer import ModelOptions, Weights
+from specdec.sdk.model_proposer.autoregressive import HeadProposer
 
 from .chain import ModuleChain
 from .checkpoint import MtpSpec
@@ -32,7 +33,7 @@ class MtpOptions(ModelOptions):
     )
 
 
-class MtpProposer(AutoregressiveProposer):
+class MtpProposer(HeadProposer):
     """Multi-token prediction (arXiv 2412.19437): the target's layers for tokens behind the next one.
 
     Without `model` the modules are those in the target's own checkpoint. A single one drafts every token, run K times
@@ -41,7 +42,6 @@ class MtpProposer(AutoregressiveProposer):
     """
 
     DRAFTS_TREES = True
-    INPUTS_ARE_SHIFTED = True
     Options = MtpOptions
 
     @classmethod
@@ -99,23 +99,6 @@ class MtpProposer(AutoregressiveProposer):
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
         return super().propose(step) if self._modules is None else self._modules.propose(step)
-
-    def first(self, inputs: DraftInputs) -> Tensor:
-        """Run the committed rows on the target's hidden states."""
-        assert inputs.hidden is not None, "declared"
-        return self._run(inputs, inputs.hidden)
-
-    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
-        """Run one drafted token per request on what the module gave before it."""
-        return self._run(inputs, states)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """The head's logits of recycled states."""
-        return self.network.logits(states)
-
-    def _run(self, inputs: DraftInputs, hidden: Tensor) -> Tensor:
-        block = self.network(inputs.token_ids, inputs.positions, hidden, inputs.attention)
-        return self.network.recycled(block[inputs.last])
 
 
 def _open_weights(spec: MtpSpec, index: int, services: Services, wanted: Collection[str]) -> Weights:

@@ -333,3 +333,34 @@ class AutoregressiveProposer(ModelProposer):
             states = torch.where((offset == 0)[:, None], preceding[owner], kept[(source - 1).clamp(min=0)])
         last = cu_queries[:-1] + num_kept
         return self.first(DraftInputs(tokens, starts[owner] + offset, states, last, attention))
+
+
+class HeadProposer(AutoregressiveProposer):
+    """A head on the target's hidden states. After drafted tokens it reads states of its own in their place.
+
+    `network` takes token ids, positions, states and arguments of the attention. Its `recycled` makes of an output what
+    the next token reads, and its `logits` reads that too.
+    """
+
+    INPUTS_ARE_SHIFTED = True
+    network: Any
+
+    def first(self, inputs: DraftInputs) -> Tensor:
+        """Run the committed rows on the target's hidden states."""
+        assert inputs.hidden is not None, "declared"
+        return self.run(inputs, inputs.hidden)
+
+    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        """Run one drafted token per request on the head's own state before it."""
+        return self.run(inputs, states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The head's logits of recycled states."""
+        logits: Tensor = self.network.logits(states)
+        return logits
+
+    def run(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        """The recycled states [b, h] at `inputs.last`, of rows that read states [M, h]."""
+        output = self.network(inputs.token_ids, inputs.positions, states, inputs.attention)
+        recycled: Tensor = self.network.recycled(output[inputs.last])
+        return recycled
