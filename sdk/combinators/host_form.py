@@ -12,6 +12,8 @@ from ..extensions import RejectedTokens
 from ..types import DraftRandom, KeptTokens, SamplingView, StepView, TokenHistory
 
 View = TypeVar("View", StepView, KeptTokens, RejectedTokens, SamplingView)
+BY_ENTRY = ("positions", "token_ids", "next_token_ids", "top_ids", "top_logprobs")
+"""Columns of kept and of rejected tokens, beside hidden states."""
 
 
 @dataclass(frozen=True)
@@ -65,29 +67,20 @@ def _on_host(holder: View) -> View:
 def compacted(kept: KeptTokens) -> KeptTokens:
     """The host form of kept tokens: every entry was kept. On a device it waits."""
     entries, bounds = _places(kept.token_offsets[:-1], kept.num_kept)
-    return replace(
-        kept,
-        token_offsets=bounds,
-        positions=kept.positions[entries],
-        token_ids=kept.token_ids[entries],
-        next_token_ids=kept.next_token_ids[entries],
-        hidden=tuple([state[entries] for state in kept.hidden]),
-        top_ids=None if kept.top_ids is None else kept.top_ids[entries],
-        top_logprobs=None if kept.top_logprobs is None else kept.top_logprobs[entries],
-    )
+    hidden = tuple([state[entries] for state in kept.hidden])
+    return replace(kept, token_offsets=bounds, hidden=hidden, **_columns(kept, entries))
 
 
 def compacted_rejects(rejected: RejectedTokens) -> RejectedTokens:
     """The host form of rejected tokens. On a device it waits."""
     entries, bounds = _places(rejected.start, rejected.num_rejected)
-    return replace(
-        rejected,
-        start=bounds[:-1],
-        positions=rejected.positions[entries],
-        token_ids=rejected.token_ids[entries],
-        top_ids=rejected.top_ids[entries],
-        top_logprobs=rejected.top_logprobs[entries],
-    )
+    return replace(rejected, start=bounds[:-1], **_columns(rejected, entries))
+
+
+def _columns(tokens: KeptTokens | RejectedTokens, entries: Tensor) -> dict[str, Any]:
+    """What there is of some entries."""
+    values = {field.name: getattr(tokens, field.name) for field in fields(tokens) if field.name in BY_ENTRY}
+    return {name: value[entries] for name, value in values.items() if value is not None}
 
 
 def _places(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
