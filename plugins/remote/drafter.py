@@ -140,18 +140,15 @@ class Drafter:
     def begin(self, seconds: float) -> None:
         """Reach it for the first time. Raises ConfigError SD-E334 if it does not answer, or as it refuses."""
         try:
-            self._connect()
-            answer = self._open.receive(seconds)
+            answer = self._connect().receive(seconds)
+            if isinstance(answer, Welcome):
+                self._welcomed(answer)
         except LostError as error:
             raise self._not_there(str(error)) from error
         if isinstance(answer, Refused):
             raise ConfigError(answer.code, answer.summary, answer.facts)
         if not isinstance(answer, Welcome):
             raise self._not_there(f"it did not answer within {seconds:g} s")
-        try:
-            self._welcomed(answer)
-        except LostError as error:
-            raise self._not_there(str(error)) from error
 
     @property
     def is_up(self) -> bool:
@@ -261,17 +258,13 @@ class Drafter:
             logger.debug("%s is not back: %s %s; next try in %.2f s", label, loss.reason, fate, loss.pause)
         return True
 
-    @property
-    def _open(self) -> Connection:
-        assert self._connection is not None, "it was connected"
-        return self._connection
-
-    def _connect(self) -> None:
+    def _connect(self) -> Connection:
         """Raises LostError."""
-        self._connection = self._place.connect(self._most_bytes)
-        self._connection.send(self._hello)
+        self._connection = connection = self._place.connect(self._most_bytes)
+        connection.send(self._hello)
         for each in self.first_words.values():
-            self._connection.send(each)
+            connection.send(each)
+        return connection
 
     def _welcomed(self, answer: Welcome) -> None:
         """Raises LostError."""
