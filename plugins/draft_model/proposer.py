@@ -63,7 +63,7 @@ class DraftModelProposer(MaskedProposer):
             reason = f"the draft model serves {longest} positions, and max_model_len is {target.max_model_len}"
             raise Refusal(reason, f"max_model_len={longest}, or another draft model")
         vocabularies = Vocabularies.choose(checkpoint, facts["vocab_size"], target, config.options.vocabulary)
-        if vocabularies is not None and mask is not None:
+        if vocabularies.way != "same" and mask is not None:
             reason = f"it drafts in parallel, which takes the target's tokenizer, and {vocabularies}"
             raise Refusal(reason, '"parallel_drafting": false, or a draft model with the target\'s tokenizer')
         if not has_tokenizer(checkpoint.directory):
@@ -78,7 +78,7 @@ class DraftModelProposer(MaskedProposer):
         facts = _model_config(checkpoint, self.config.network.trust_remote_code)
         size, target = facts["vocab_size"], self.target
         vocabularies = Vocabularies.choose(checkpoint, size, target, self.config.options.vocabulary)
-        if vocabularies is None:
+        if vocabularies.way == "same":
             _check_vocabulary(checkpoint, size, self.services.tokenizer, target)
         else:
             logger.warning("the draft model %s has another tokenizer: %s", checkpoint.directory, vocabularies)
@@ -87,7 +87,7 @@ class DraftModelProposer(MaskedProposer):
         self._embed, spec = self._model.get_input_embeddings(), Pard2Spec.read(checkpoint, target)
         self._term = None if spec is None else self._loaded_term(spec, checkpoint, facts["hidden_size"])
         self._table: PaddedTable | SharedTable = PaddedTable(size, target.vocab_size)
-        if vocabularies is not None:
+        if vocabularies.way == "intersection":
             self._table = SharedTable(vocabularies, size, target.vocab_size, self.services.device)
 
     def _loaded_term(self, spec: Pard2Spec, checkpoint: Checkpoint, width: int) -> TargetTerm:

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from specdec.sdk import Refusal, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint
 
+Way = Literal["same", "intersection"]
 Asked = Literal["auto", "same", "intersection"]
 
 TOKENIZER = "tokenizer.json"
@@ -32,33 +33,34 @@ Meaning = tuple[bool, bytes]
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """A draft model's tokenizer beside another one, the target's."""
+    """A draft model's tokenizer beside the target's, and the way from one to the other."""
 
-    own: Any  # transformers tokenizers
+    way: Way
+    own: Any  # transformers tokenizers; None with "same", which needs neither
     target: Any
-    shared: tuple[tuple[int, int], ...]  # draft id and target id of each token that both have
+    shared: tuple[tuple[int, int], ...] = ()  # draft id and target id of each token that both have
 
     @classmethod
-    def choose(cls, checkpoint: Checkpoint, size: int, target: TargetInfo, asked: Asked) -> Vocabularies | None:
-        """size: of the draft model's table. Returns None where the two are one tokenizer, or are to be.
+    def choose(cls, checkpoint: Checkpoint, size: int, target: TargetInfo, asked: Asked) -> Vocabularies:
+        """size: of the draft model's table. "auto": the first way that can be gone, in the order of `Way`.
 
         Without a tokenizer on both sides they count as the same; their sizes are compared elsewhere. Raises Refusal
-        for two that have nothing in common, and for an intersection that nothing can be known of.
+        for a way that cannot be gone.
         """
-        if asked == "same" or (asked == "auto" and _have_same_files(checkpoint.directory, target.checkpoint_dir)):
-            return None
+        if asked in ("auto", "same") and _have_same_files(checkpoint.directory, target.checkpoint_dir):
+            return cls("same", None, None)
         own, other = _of(checkpoint.directory), _of_target(target)
-        if own is None or other is None:
+        if asked == "same" or own is None or other is None:
             if asked == "intersection":
                 reason = f'"vocabulary": "{asked}" compares tokenizers, and one of the checkpoints has none'
                 raise Refusal(f"{reason} ({TOKENIZER})", "checkpoints with their tokenizers")
-            return None
+            return cls("same", None, None)
         if asked == "auto" and own.get_vocab() == other.get_vocab():
-            return None
+            return cls("same", None, None)
         shared = shared_tokens(own, other, size, target.vocab_size)
         if not shared:
             raise Refusal("the two tokenizers have no token in common", "a draft model with the target's tokenizer")
-        return cls(own, other, tuple(shared))
+        return cls("intersection", own, other, tuple(shared))
 
     def __str__(self) -> str:
         found = f"the target has {len(self.target)} tokens, it has {len(self.own)}, and they share {len(self.shared)}"

@@ -57,7 +57,7 @@ def test_tokenizers_of_the_same_files_are_not_loaded(tmp_path):
         (tmp_path / name / "tokenizer.json").write_text("whoever loads this one fails")
         (tmp_path / name / "config.json").write_text("{}")
     checkpoint, told = Checkpoint.open(tmp_path / "draft"), fake_target_info(checkpoint_dir=tmp_path / "target")
-    assert Vocabularies.choose(checkpoint, SIZE, told, "auto") is None
+    assert Vocabularies.choose(checkpoint, SIZE, told, "auto").way == "same"
     (tmp_path / "draft" / "tokenizer_config.json").write_text('{"added_tokens_decoder": {}}')
     with pytest.raises(Exception, match="expected value"):
         Vocabularies.choose(checkpoint, SIZE, told, "auto")
@@ -106,7 +106,7 @@ def test_what_both_have_is_the_same_text(pieces, target):
 
 def test_a_token_that_the_draft_model_lacks_is_read_as_the_end_of_its_text(target, pieces):
     shared = tuple(shared_tokens(pieces, target, len(pieces), SIZE))
-    vocabularies = Vocabularies(pieces, target, shared)
+    vocabularies = Vocabularies("intersection", pieces, target, shared)
     ids = draft_ids_of_target(vocabularies, len(pieces), SIZE)
     assert all(ids[theirs] == own for own, theirs in shared)
     missing = next(i for i in range(300, SIZE) if i not in dict(map(reversed, shared)) and target.decode([i]).isalpha())
@@ -118,14 +118,14 @@ def test_another_tokenizer_is_found_unless_the_same_is_asked_for(tmp_path):
     checkpoint = Checkpoint.open(fewer_tokens(tmp_path / "draft", 1500))
     facts = fake_target_info(vocab_size=SIZE, checkpoint_dir=TINY / "target")
     size = checkpoint.config["vocab_size"]
-    assert Vocabularies.choose(checkpoint, size, facts, "auto") is not None
-    assert Vocabularies.choose(checkpoint, size, facts, "same") is None
+    assert Vocabularies.choose(checkpoint, size, facts, "auto").way == "intersection"
+    assert Vocabularies.choose(checkpoint, size, facts, "same").way == "same"
 
 
 @pytest.mark.parametrize("size", [SIZE, SIZE + 128])
 def test_padded_tables_are_the_same_vocabulary(size):
     facts = fake_target_info(vocab_size=size, checkpoint_dir=TINY / "target")
-    assert Vocabularies.choose(Checkpoint.open(TINY / "draft"), SIZE, facts, "auto") is None
+    assert Vocabularies.choose(Checkpoint.open(TINY / "draft"), SIZE, facts, "auto").way == "same"
 
 
 def test_a_way_that_cannot_be_gone_is_refused(tmp_path, texts):
