@@ -61,7 +61,7 @@ class MtpSpec:
             decoder=module_layers(layer_config, sparse=[layout.has_experts(shapes, index) for index in indices]),
             hidden_size=shape[0],
             has_bias=f"{stem}.bias" in shapes,
-            recycled="block" if layer_config.get("model_type") in BLOCK_RECYCLING_TYPES else layout.recycled,
+            recycled=config.options.recycled_hidden or _recycled(layout, layer_config),
         )
 
 
@@ -98,6 +98,10 @@ def _num_modules(layout: MtpLayout, numbers: list[int], config: ProposerConfig, 
         reason = f"num_speculative_tokens is {config.num_draft_tokens}, and each of {asked} modules drafts one token"
         raise Refusal(reason, f'"num_speculative_tokens": {asked}, or "num_modules": 1, which drafts every token')
     return asked
+
+
+def _recycled(layout: MtpLayout, layer_config: Mapping[str, Any]) -> Recycled:
+    return "block" if layer_config.get("model_type") in BLOCK_RECYCLING_TYPES else layout.recycled
 
 
 def _check_fits(projection: tuple[int, ...], layer_config: Mapping[str, Any], target: TargetInfo) -> None:

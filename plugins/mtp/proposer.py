@@ -15,12 +15,17 @@ from specdec.sdk.model_proposer.autoregressive import HeadProposer
 
 from .chain import ModuleChain
 from .checkpoint import MtpSpec
+from .layouts import Recycled
 from .network import MtpModule
 
 
 class MtpOptions(ModelOptions):
     """Options of the mtp proposer."""
 
+    recycled_hidden: Recycled | None = Field(
+        default=None,
+        description="what later steps read: the module's output after its final norm, or before; None: as trained",
+    )
     num_modules: int | None = Field(
         default=None,
         ge=1,

@@ -223,6 +223,13 @@ def test_experts_of_the_module_run_as_asked_or_as_the_targets(asked, runs, tmp_p
     assert continued(llm, [list(range(5, 28))]) == plain
 
 
+def test_the_recycled_state_can_be_chosen(target, tmp_path):
+    module = tiny_module(recycles_normed=False)
+    path = tiny_target(tmp_path / "target", module.tensors(QWEN, 0))
+    llm = engine(path, 4, speculative={"proposer_config": {"recycled_hidden": "block"}})
+    facts.replayed(llm, module.draft(target), 1, 4, every=4)
+
+
 def test_only_the_module_is_read_from_the_targets_checkpoint(directory, monkeypatch):
     llm = engine(directory, 2)
     proposer, asked = proposer_of(llm), []
