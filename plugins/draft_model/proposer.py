@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import AutoConfig, AutoTokenizer
 
-from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import CheckpointError
-from specdec.sdk.model_proposer import DraftInputs, MaskedOptions, MaskedProposer, mask_token_id
+from specdec.sdk.extensions import Graphs, Networks
+from specdec.sdk.model_proposer import (
+    DraftInputs,
+    MaskedOptions,
+    MaskedProposer,
+    mask_token_id,
+)
 
+from .as_text import Crossing
 from .pard2 import Pard2Spec, TargetTerm
-from .vocabularies import Asked, Vocabularies, draft_ids_of_target, has_tokenizer
+from .reencode import SPARE_ROWS, TextDrafter
+from .tables import PaddedTable, SharedTable, Table
+from .vocabularies import Asked, Vocabularies, has_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +35,8 @@ class DraftModelOptions(MaskedOptions):
 
     vocabulary: Asked = Field(
         default="auto",
-        description="a draft model with another tokenizer drafts the tokens that both have (intersection). auto: the "
-        "tokenizers are compared. same: another one is refused",
+        description="a draft model with another tokenizer drafts the tokens that both have (intersection), or its "
+        "drafts cross over as text (reencode). auto: what the tokenizers have in common decides. same: it is refused",
     )
 
 
@@ -68,7 +76,15 @@ class DraftModelProposer(MaskedProposer):
             raise Refusal(reason, '"parallel_drafting": false, or a draft model with the target\'s tokenizer')
         if not has_tokenizer(checkpoint.directory):
             _check_size(facts["vocab_size"], target)
+        as_text = vocabularies.way == "reencode"
+        if as_text and config.options.follow_grammars:
+            reason = f"follow_grammars takes tokens of the target, and {vocabularies}"
+            raise Refusal(reason, '"follow_grammars": false, or a draft model with the target\'s tokenizer')
         kv = cls.draft_kv(config, facts)
+        if as_text:
+            kv = kv.replace(lookahead=kv.lookahead + SPARE_ROWS)
+            # Its KV lies by its own tokens, so that a block of the target's has no text of its own there.
+            return Needs(history=True, whole_prompt=True, state="per_request", extensions=(kv, Networks(), Graphs()))
         ahead = cls.ahead_needs(config, target, kv) if mask is None and term is None else None
         return ahead or cls.shared_needs(config, target, kv, hidden_states=() if term is None else term.hidden_states)
 
@@ -86,15 +102,33 @@ class DraftModelProposer(MaskedProposer):
         self._model = self.services.load_causal_lm(checkpoint.directory, self.settings)
         self._embed, spec = self._model.get_input_embeddings(), Pard2Spec.read(checkpoint, target)
         self._term = None if spec is None else self._loaded_term(spec, checkpoint, facts["hidden_size"])
-        self._table: PaddedTable | SharedTable = PaddedTable(size, target.vocab_size)
+        self._table: Table = PaddedTable(size, target.vocab_size)
+        self._by_text: TextDrafter | None = None
         if vocabularies.way == "intersection":
             self._table = SharedTable(vocabularies, size, target.vocab_size, self.services.device)
+        elif vocabularies.way == "reencode":
+            self._by_text = self._text_drafter(vocabularies, size, facts.get("max_position_embeddings"))
+
+    def _text_drafter(self, vocabularies: Vocabularies, size: int, longest: int | None) -> TextDrafter:
+        crossing = Crossing(vocabularies.own, vocabularies.target, size, self.target.vocab_size)
+        longest = min(self.target.max_model_len, longest or self.target.max_model_len)
+        kv, num_rows = self.services.draft_kv(), self.config.num_draft_tokens + SPARE_ROWS
+        return TextDrafter(crossing, kv, self._logits, num_rows, longest, self.services.device)
 
     def _loaded_term(self, spec: Pard2Spec, checkpoint: Checkpoint, width: int) -> TargetTerm:
         term = TargetTerm(spec, self.target.hidden_size, width)
         term.load(checkpoint)
         self.services.finish(term, self.settings)
         return term
+
+    def observe(self, step: StepView) -> None:
+        """Run the committed tokens; a model that reads text does so when it drafts."""
+        if self._by_text is None:
+            super().observe(step)
+
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        return super().propose(step) if self._by_text is None else self._by_text.propose(step)
 
     def first(self, inputs: DraftInputs) -> Tensor:
         """The logits at each request's newest token."""
@@ -109,13 +143,24 @@ class DraftModelProposer(MaskedProposer):
         return self._table.logits(states)
 
     def _run(self, inputs: DraftInputs) -> Tensor:
-        """The model's own logits [b, D] of target ids [M]."""
+        token_ids = self._table.inputs(inputs.token_ids)
+        return self._logits(token_ids, inputs.positions, inputs.last, inputs.attention, inputs.hidden)
+
+    def _logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        last: Tensor,
+        attention: Mapping[str, Any],
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """The model's own logits [b, D] of its own ids [M]."""
         output = self._model(
-            **self._read(self._table.inputs(inputs.token_ids)[None], inputs.hidden),
-            position_ids=inputs.positions[None],
+            **self._read(token_ids[None], hidden),
+            position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=inputs.last,
-            **inputs.attention,
+            logits_to_keep=last,
+            **attention,
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -126,42 +171,6 @@ class DraftModelProposer(MaskedProposer):
             return {"input_ids": token_ids}
         embedded = self._embed(token_ids)
         return {"inputs_embeds": embedded + self._term(hidden.to(embedded.dtype))[None]}
-
-
-class PaddedTable:
-    """Ids are the same, and the models may be padded to different sizes."""
-
-    def __init__(self, own_size: int, target_size: int) -> None:
-        self._num_rows, self._size = own_size, min(own_size, target_size)
-        self._missing = target_size - self._size
-
-    def inputs(self, token_ids: Tensor) -> Tensor:
-        """The draft model's ids [M] of target ids [M]. A mask may be an id that the target lacks."""
-        return token_ids.clamp(max=self._num_rows - 1)
-
-    def logits(self, logits: Tensor) -> Tensor:
-        """Logits [b, V] of [b, D]. Ids that only one of the two vocabularies is padded with are never drafted."""
-        logits = logits[:, : self._size]
-        return pad(logits, (0, self._missing), value=-torch.inf) if self._missing else logits
-
-
-class SharedTable:
-    """Tokens that both have. The draft distribution is the softmax over these alone."""
-
-    def __init__(self, vocabularies: Vocabularies, own_size: int, target_size: int, device: torch.device) -> None:
-        own, target = zip(*vocabularies.shared, strict=True)
-        self._own, self._target = (torch.tensor(ids, device=device) for ids in (own, target))
-        self._inputs = torch.tensor(draft_ids_of_target(vocabularies, own_size, target_size), device=device)
-        self._target_size = target_size
-
-    def inputs(self, token_ids: Tensor) -> Tensor:
-        """The draft model's ids [M] of target ids [M]."""
-        return self._inputs[token_ids]
-
-    def logits(self, logits: Tensor) -> Tensor:
-        """Logits [b, V] of the target's ids, of [b, D] of the draft model's: -inf where it has no such token."""
-        nothing = logits.new_full((logits.shape[0], self._target_size), -torch.inf)
-        return nothing.index_copy(1, self._target, logits[:, self._own])
 
 
 def _mask_of(checkpoint: Checkpoint, asked: bool | None, num_rows: int) -> int | None:

@@ -1,7 +1,7 @@
 """Two tokenizers: whether they are one, which tokens stand for the same bytes, and how a draft crosses over.
 
-Lossless speculative decoding with heterogeneous vocabularies is due to arXiv 2502.05202. This is its "token-level
-intersection": the draft model drafts the tokens that both have.
+Lossless speculative decoding with heterogeneous vocabularies is due to arXiv 2502.05202: by tokens that both have
+(there "token-level intersection"), or by the text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from transformers import AutoTokenizer
 from specdec.sdk import Refusal, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint
 
-Way = Literal["same", "intersection"]
-Asked = Literal["auto", "same", "intersection"]
+Way = Literal["same", "intersection", "reencode"]
+Asked = Literal["auto", "same", "intersection", "reencode"]
+
+FEWEST_SHARED = 0.5
+"""The part of the target's tokens that the draft model has to have for the way by tokens: fewer tell it too little."""
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
@@ -51,20 +54,22 @@ class Vocabularies:
             return cls("same", None, None)
         own, other = _of(checkpoint.directory), _of_target(target)
         if asked == "same" or own is None or other is None:
-            if asked == "intersection":
-                reason = f'"vocabulary": "{asked}" compares tokenizers, and one of the checkpoints has none'
-                raise Refusal(f"{reason} ({TOKENIZER})", "checkpoints with their tokenizers")
+            _refuse_without_tokenizers(asked)
             return cls("same", None, None)
         if asked == "auto" and own.get_vocab() == other.get_vocab():
             return cls("same", None, None)
         shared = shared_tokens(own, other, size, target.vocab_size)
-        if not shared:
-            raise Refusal("the two tokenizers have no token in common", "a draft model with the target's tokenizer")
-        return cls("intersection", own, other, tuple(shared))
+        share = len(shared) / min(target.vocab_size, len(other))
+        way: Way = asked if asked != "auto" else "intersection" if share >= FEWEST_SHARED else "reencode"
+        if way == "intersection" and not shared:
+            raise Refusal("the two tokenizers have no token in common", '"vocabulary": "reencode"')
+        return cls(way, own, other, tuple(shared))
 
     def __str__(self) -> str:
         found = f"the target has {len(self.target)} tokens, it has {len(self.own)}, and they share {len(self.shared)}"
-        return f"{found}: it drafts these (vocabulary: intersection)"
+        if self.way == "intersection":
+            return f"{found}: it drafts these (vocabulary: intersection)"
+        return f"{found}: its drafts cross over as text (vocabulary: reencode)"
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -95,6 +100,12 @@ def _of_target(target: TargetInfo) -> Any:
         return AutoTokenizer.from_pretrained(target.model) if "/" in target.model else None  # a hub id
     except (OSError, ValueError):
         return None
+
+
+def _refuse_without_tokenizers(asked: Asked) -> None:
+    if asked in ("intersection", "reencode"):
+        reason = f'"vocabulary": "{asked}" compares tokenizers, and one of the checkpoints has none (tokenizer.json)'
+        raise Refusal(reason, "checkpoints with their tokenizers")
 
 
 def shared_tokens(own: Any, other: Any, own_size: int, other_size: int) -> list[tuple[int, int]]:

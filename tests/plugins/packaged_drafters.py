@@ -97,6 +97,7 @@ DRAFTERS: dict[str, Ask] = {
     "PARD": shipped("pard"),
     "PARD-2": made("draft_model", pard2),
     "intersection": made("draft_model", fewer, proposer_config={"vocabulary": "intersection"}),
+    "reencode": made("draft_model", fewer, proposer_config={"vocabulary": "reencode"}),
     "DSpark": shipped("dspark"),
     "DSpark, DeepSpec's layout": made("dspark", deepspec),
     "DSpark, gated": made("dspark", partial(deepspec, kind="gated", confidence="outputs")),

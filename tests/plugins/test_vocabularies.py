@@ -7,9 +7,10 @@ import json
 import pytest
 from other_tokenizers import fewer_tokens, random_model, sentencepiece_like
 from plugin_helpers import TINY
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from specdec.plugins.draft_model.as_text import Crossing
 from specdec.plugins.draft_model.vocabularies import Vocabularies, byte_signs, draft_ids_of_target, shared_tokens
 from specdec.sdk import Refusal
 from specdec.sdk.checkpoint import Checkpoint
@@ -114,11 +115,62 @@ def test_a_token_that_the_draft_model_lacks_is_read_as_the_end_of_its_text(targe
     assert ids[target.convert_tokens_to_ids("<|im_start|>")] == pieces.unk_token_id
 
 
-def test_another_tokenizer_is_found_unless_the_same_is_asked_for(tmp_path):
-    checkpoint = Checkpoint.open(fewer_tokens(tmp_path / "draft", 1500))
+@pytest.mark.parametrize("text", ["for x in range(3):\n    print(x)", "naïve café, 12 €", "  two  spaces ", "a\n\n\nb"])
+def test_text_crosses_and_comes_back(target, pieces, text):
+    crossing = Crossing(pieces, target, len(pieces), SIZE)
+    lead = "def f(a, b):\n"
+    before = target.encode(lead)
+    context = crossing.context(before)
+    known = pieces.unk_token_id not in pieces.encode(text, add_special_tokens=False)
+    assert pieces.decode(context, skip_special_tokens=True) == lead
+    if known:  # the Unigram model has no tokens for some signs
+        drawn = pieces.encode(lead + text, add_special_tokens=False)[len(context) :]
+        assert target.decode(crossing.draft(context, drawn, before)) == text
+
+
+def test_a_beginning_of_text_is_put_where_the_tokenizer_puts_it(target, texts):
+    pieces = sentencepiece_like(texts)
+    without = Crossing(pieces, target, len(pieces), SIZE).context(target.encode("x"))
+    begin = pieces.bos_token_id
+    pieces.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", begin)]
+    )
+    assert Crossing(pieces, target, len(pieces), SIZE).context(target.encode("x")) == [begin, *without]
+
+
+def test_special_tokens_do_not_cross_but_the_end_does(target, pieces):
+    crossing = Crossing(pieces, target, len(pieces), SIZE)
+    marked = target.encode("<|im_start|>user\n")
+    assert crossing.context(marked) == crossing.context(target.encode("user\n"))
+    context = crossing.context(marked)
+    drawn = [*pieces.encode("user\nab", add_special_tokens=False)[len(context) :], pieces.eos_token_id, 300]
+    assert crossing.draft(context, drawn, marked) == [*target.encode("ab"), target.eos_token_id]
+
+
+def test_a_draft_ends_before_a_sign_that_is_not_complete(target, texts):
+    pieces = sentencepiece_like(texts)
+    crossing = Crossing(pieces, target, len(pieces), SIZE)
+    context = crossing.context(target.encode("def f(a"))
+    drawn = [pieces.convert_tokens_to_ids(each) for each in (",", "<0xE2>", "<0x82>")]  # two of three bytes of a euro
+    assert crossing.draft(context, drawn, target.encode("def f(a")) == target.encode(",")
+
+
+def test_words_that_would_merge_with_the_token_before_are_offered_alone(target, texts):
+    pieces = sentencepiece_like(texts)
+    crossing = Crossing(pieces, target, len(pieces), SIZE)
+    before = target.encode("ret")
+    assert target.encode("return")[: len(before)] != before, "the target has a token for the whole"
+    context = crossing.context(before)
+    drawn = [pieces.convert_tokens_to_ids(each) for each in "urn"]
+    assert target.decode(crossing.draft(context, drawn, before)) == "urn"
+
+
+@pytest.mark.parametrize(("num_kept", "way"), [(3000, "intersection"), (1500, "reencode")])
+def test_what_the_tokenizers_share_decides(num_kept, way, tmp_path):
+    checkpoint = Checkpoint.open(fewer_tokens(tmp_path / "draft", num_kept))
     facts = fake_target_info(vocab_size=SIZE, checkpoint_dir=TINY / "target")
     size = checkpoint.config["vocab_size"]
-    assert Vocabularies.choose(checkpoint, size, facts, "auto").way == "intersection"
+    assert Vocabularies.choose(checkpoint, size, facts, "auto").way == way
     assert Vocabularies.choose(checkpoint, size, facts, "same").way == "same"
 
 
@@ -133,8 +185,8 @@ def test_a_way_that_cannot_be_gone_is_refused(tmp_path, texts):
     (tmp_path / "bare" / "config.json").write_text("{}")
     facts = fake_target_info(vocab_size=SIZE, checkpoint_dir=TINY / "target")
     with pytest.raises(Refusal, match="one of the checkpoints has none"):
-        Vocabularies.choose(Checkpoint.open(tmp_path / "bare"), SIZE, facts, "intersection")
+        Vocabularies.choose(Checkpoint.open(tmp_path / "bare"), SIZE, facts, "reencode")
     strange = of_pieces({"ж": 0}, decoder=METASPACE)
     folder = random_model(tmp_path / "strange", strange)
-    with pytest.raises(Refusal, match="no token in common"):
+    with pytest.raises(Refusal, match=r"no token in common(.|\n)*reencode"):
         Vocabularies.choose(Checkpoint.open(folder), 1, facts, "intersection")

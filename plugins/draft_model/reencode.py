@@ -1,0 +1,153 @@
+"""A draft model that reads the text of its requests in its own tokens, on the target's blocks.
+
+Its text has another number of tokens than the target's. So its rows of draft KV are its own count from 0 on, and what
+a step writes over is found by comparing: the longest common beginning of what was read and what is to be read stays.
+A text that has more tokens than its blocks have room for loses its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import Draft, StepView
+from specdec.sdk.extensions import DraftKVStore
+
+from .as_text import Crossing, Settled
+
+SPARE_ROWS = 64
+"""Positions of each request for texts that have more tokens here than the target counts."""
+_MOST_INPUTS = 2048  # of a request in one pass
+Run = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any]], Tensor]
+"""The model's logits [b, D] of ids [M] at positions [M], of the inputs `last` [b]."""
+
+
+@dataclass
+class _Text:
+    """What the draft KV of a row holds."""
+
+    generation: int
+    first: int = 0  # the target token that it begins with
+    ids: list[int] = field(default_factory=list)
+    settled: Settled = field(default_factory=Settled)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A request's share of a draft."""
+
+    text: _Text
+    row: int
+    ids: list[int]  # all that the model is to have read
+    num_known: int  # of them it has read
+    budget: int
+    target_ids: list[int]
+
+
+class TextDrafter:
+    """Drafts greedily, one token after the other."""
+
+    def __init__(
+        self, crossing: Crossing, kv: DraftKVStore, run: Run, lookahead: int, longest: int, device: torch.device
+    ) -> None:
+        """lookahead: of the draft KV. longest: the most tokens that the model serves."""
+        self._crossing, self._kv, self._run = crossing, kv, run
+        self._lookahead, self._longest, self._device = lookahead, longest, device
+        self._texts: dict[int, _Text] = {}
+
+    @torch.inference_mode()
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        readings = self._readings(step)
+        drafts: list[list[int]] = [[] for _ in range(len(step))]
+        if readings:
+            drawn = self._drawn(list(readings.values()))
+            for (place, each), ids in zip(readings.items(), drawn, strict=True):
+                drafts[place] = self._crossing.draft(each.ids, ids, each.target_ids)[: each.budget]
+        return Draft.from_lists(drafts, step.width)
+
+    def _readings(self, step: StepView) -> dict[int, _Reading]:
+        """The readings of requests that want drafts and have a text, by place in the step."""
+        assert step.history is not None, "declared"
+        facts = zip(
+            step.slots.tolist(),
+            step.generation.tolist(),
+            step.budget.tolist(),
+            strict=True,
+        )
+        readings = {}
+        for place, (row, generation, budget) in enumerate(facts):
+            if budget > 0:
+                reading = self._reading(row, generation, step.history.token_ids(place), budget)
+                if reading.ids:
+                    readings[place] = reading
+        return readings
+
+    def _reading(self, row: int, generation: int, target_ids: list[int], budget: int) -> _Reading:
+        text = self._texts.get(row)
+        if text is None or text.generation != generation:
+            text = self._texts[row] = _Text(generation)
+        most = min(len(target_ids) + self._lookahead, self._longest) - budget + 1
+        ids = self._crossing.context(target_ids[text.first :], text.settled)
+        while len(ids) > most:  # a quarter of the room is left, so that the text goes on for a while
+            num_left = (len(target_ids) - text.first) * 3 * most // (4 * len(ids))
+            text.first, text.settled = len(target_ids) - num_left, Settled()
+            ids = self._crossing.context(target_ids[text.first :], text.settled)
+        num_known = min(_common(text.ids, ids), max(len(ids) - 1, 0))
+        return _Reading(text, row, ids, num_known, budget, target_ids)
+
+    def _drawn(self, readings: Sequence[_Reading]) -> list[list[int]]:
+        """Draft as many tokens for each reading as its budget."""
+        drawn = [[token_id] for token_id in self._read(readings)]
+        for index in range(1, max(each.budget for each in readings)):
+            places = [place for place, each in enumerate(readings) if index < each.budget]
+            starts = [len(readings[place].ids) + index - 1 for place in places]
+            following = self._pass(
+                [readings[place].row for place in places], starts, [drawn[place][-1:] for place in places]
+            )
+            for place, token_id in zip(places, following, strict=True):
+                drawn[place].append(token_id)
+        for each, ids in zip(readings, drawn, strict=True):
+            each.text.ids = [*each.ids, *ids[:-1]]
+        return drawn
+
+    def _read(self, readings: Sequence[_Reading]) -> list[int]:
+        """The likeliest token after each text, of which the model reads what is new."""
+        waiting = [each.ids[each.num_known :] for each in readings]
+        starts = [each.num_known for each in readings]
+        rows = [each.row for each in readings]
+        while max(map(len, waiting)) > _MOST_INPUTS:
+            places = [place for place, ids in enumerate(waiting) if len(ids) > _MOST_INPUTS]
+            self._pass(
+                [rows[place] for place in places],
+                [starts[place] for place in places],
+                [waiting[place][:_MOST_INPUTS] for place in places],
+            )
+            for place in places:
+                waiting[place], starts[place] = waiting[place][_MOST_INPUTS:], starts[place] + _MOST_INPUTS
+        return self._pass(rows, starts, waiting)
+
+    def _pass(self, rows: Sequence[int], starts: Sequence[int], inputs: Sequence[Sequence[int]]) -> list[int]:
+        """The likeliest token after the last input of each."""
+        bounds = [0, *accumulate(map(len, inputs))]
+        positions = [start + i for start, ids in zip(starts, inputs, strict=True) for i in range(len(ids))]
+        cu_queries = self._tensor(bounds)
+        attention = self._kv.attention(self._tensor(rows), self._tensor(starts), cu_queries)
+        token_ids = self._tensor([token_id for ids in inputs for token_id in ids])
+        logits = self._run(token_ids, self._tensor(positions), cu_queries[1:] - 1, attention)
+        likeliest: list[int] = logits.argmax(dim=-1).tolist()
+        return likeliest
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _common(known: Sequence[int], wanted: Sequence[int]) -> int:
+    """The length of their common beginning."""
+    pairs = zip(known, wanted, strict=False)
+    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(known), len(wanted)))
