@@ -179,7 +179,9 @@ def configuration() -> str:
         "Keys of `proposer_config`. `specdec info NAME` shows those of any proposer.\n",
     ]
     for entry in sorted(importlib_metadata.distribution(OURS).entry_points.select(group=PROPOSERS)):
-        sections.append(f"### {entry.name}\n\n{keys(entry.load().Options)}\n")
+        options = getattr(entry.load(), "Options", None)  # optional by contract
+        if options is not None:
+            sections.append(f"### {entry.name}\n\n{keys(options)}\n")
     sections += [SETTINGS_IN_VLLM, _vllm_keys()]
     return "\n".join(sections)
 

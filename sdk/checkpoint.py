@@ -9,16 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckpointError
+from .errors import CheckpointError, Refusal
 from .json_files import read_json_file
 from .packaged import packaged, refused_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .types import TargetInfo
+
 _REQUIRED = object()
 _FIX = 'give a directory or hub id that exists ("model"), and name the proposer ("method")'
 _CONFIGS = "config.json", "adapter_config.json"
+_SIZES = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_layers": "number of layers"}
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
 
 
@@ -32,6 +35,18 @@ def logit_scale(config: Mapping[str, Any]) -> float | None:
     if factor:
         return float(factor)
     return 1 / float(divisor) if divisor else None
+
+
+def require_target(target: TargetInfo, works: str = "a checkpoint trained for this target", **sizes: int) -> None:
+    """Raise Refusal, with both numbers, where a drafter was made for another target.
+
+    works: what would work instead. sizes: what the drafter expects of the target, by the fields of `_SIZES`.
+    """
+    for name, expected in sizes.items():
+        found = getattr(target, name)
+        if expected != found:
+            reason = f"it was made for a target whose {_SIZES[name]} is {expected}, and this target's is {found}"
+            raise Refusal(reason, works)
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,7 @@ class Checkpoint:
             checkpoint.get(key, str, None)
         names = checkpoint.get("architectures", list, None) or []
         if not all(isinstance(name, str) for name in names):
-            raise _wrong_type("architectures", path, "a list of texts", names)
+            raise unusable(checkpoint, "architectures", "a list of texts", names)
         return checkpoint
 
     @property
@@ -104,8 +119,7 @@ class Checkpoint:
         for file in self.weight_files:
             if name in _shapes(file):
                 return read_tensors(file, (name,))[name]
-        facts = {"tensor": name, "checkpoint": self.directory, "has": ", ".join(sorted(self.shapes)[:12]) or "none"}
-        raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+        raise lacks(self, name)
 
     @property
     def weight_files(self) -> list[Path]:
@@ -135,13 +149,21 @@ class Checkpoint:
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise _wrong_type(path, self.config_file, " or ".join(each.__name__ for each in kinds), value)
+            raise unusable(self, path, " or ".join(each.__name__ for each in kinds), value)
         return value
 
 
-def _wrong_type(path: str, file: Path, expected: str, found: object) -> CheckpointError:
-    facts = {"field": path, "file": file, "expected": expected, "found": repr(found)}
-    return CheckpointError("SD-E171", f"the draft checkpoint's {path!r} has the wrong type", facts)
+def unusable(checkpoint: Checkpoint, field: str, expected: str, found: object) -> CheckpointError:
+    """The error for a value of the configuration that is of another type, or contradicts what else is known."""
+    facts = {"field": field, "file": checkpoint.config_file, "expected": expected, "found": repr(found)}
+    return CheckpointError("SD-E171", f"the draft checkpoint's {field!r} cannot be used", facts)
+
+
+def lacks(checkpoint: Checkpoint, tensor: str) -> CheckpointError:
+    """The error for a tensor that is not stored. tensor: its name, and perhaps what it is."""
+    has = ", ".join(sorted(checkpoint.shapes)[:12]) or "none"
+    facts = {"tensor": tensor, "checkpoint": checkpoint.directory, "has": has}
+    return CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
 
 
 def _config_in(directory: Path) -> Path | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
-import tempfile
 import weakref
 from collections.abc import Sequence
 
@@ -28,7 +26,7 @@ class SharedStates:
         self._dtype: torch.dtype = getattr(torch, target.dtype)
         self._width = num_states * target.hidden_size
         self._mapped = torch.empty(0, self._width, dtype=self._dtype)  # the memory as rows, as far as it was used
-        self.descriptor = _new_memory() if descriptor is None else descriptor
+        self.descriptor = os.memfd_create("specdec-states") if descriptor is None else descriptor
         weakref.finalize(self, os.close, self.descriptor)
 
     def write(self, parts: Sequence[Tensor]) -> None:
@@ -52,11 +50,3 @@ class SharedStates:
             held = torch.frombuffer(memory, dtype=self._dtype, count=size // row * self._width)
             self._mapped = held.view(-1, self._width)
         return self._mapped[:count]
-
-
-def _new_memory() -> int:
-    """Its file descriptor."""
-    if sys.platform == "linux":
-        return os.memfd_create("specdec-states")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.extensions import AttentionMode
+from specdec.sdk.model_proposer.kv_shape import require_positions
 
 from .conventions import drafts_from_anchor, read_boundaries
 from .convolution import ConvolutionShape
@@ -112,44 +113,18 @@ class DFlashSpec:
             reason = f"its draft vocabulary has {self.draft_vocab_size} of {self.vocab_size} tokens"
             raise Refusal(f"{reason}, and {self.member} has none of its own", "a checkpoint with the whole vocabulary")
 
-    def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, if the checkpoint was made for another target or cannot draft K tokens."""
-        pairs = {
-            "hidden size": (self.target_hidden_size, target.hidden_size),
-            "vocabulary": (self.vocab_size, target.vocab_size),
-            "number of layers": (self.num_target_layers or target.num_layers, target.num_layers),
-        }
-        for fact, (expected, found) in pairs.items():
-            if expected != found:
-                reason = f"the draft checkpoint is for a target whose {fact} is {expected}; this target's is {found}"
-                raise Refusal(reason, "a checkpoint trained for this target")
-        if self.boundaries[-1] > target.num_layers:
-            ids = ", ".join(map(str, self.boundaries))
-            reason = f"it reads the target's hidden states after {ids} layers, and the target has {target.num_layers}"
-            raise Refusal(reason, "a checkpoint trained for this target")
+    def check_fits(self, target: TargetInfo) -> None:
+        """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
+        num_layers = self.num_target_layers or target.num_layers
+        require_target(target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size, num_layers=num_layers)
         self._check_mask(target)
-        self._check_rope(target)
-        most = self.max_draft_tokens
-        if num_draft_tokens > most:
-            reason = f"num_speculative_tokens is {num_draft_tokens}; a block of {self.block_size} drafts at most {most}"
-            raise Refusal(reason, f'"num_speculative_tokens": {most} or fewer')
+        require_positions(self.decoder, target)
 
     def _check_mask(self, target: TargetInfo) -> None:
         mask = self.mask_token_id
         if mask is not None and not 0 <= mask < target.vocab_size and not self.has_mask_embedding:
             reason = f"mask_token_id {mask} has no row in the target's embedding of {target.vocab_size} rows"
             raise Refusal(reason, f"the {MASK_EMBEDDING_FILE} that belongs to this checkpoint, in its directory")
-
-    def _check_rope(self, target: TargetInfo) -> None:
-        """Refuse rotary tables that change with the longest text of a pass: drafts would depend on other requests."""
-        rope, longest = self.decoder["rope_parameters"], self.decoder.get("max_position_embeddings")
-        if rope["rope_type"] == "longrope":
-            longest = rope.get("original_max_position_embeddings", longest)
-        if rope["rope_type"] in ("dynamic", "longrope") and longest is not None and target.max_model_len > longest:
-            reason = (
-                f"its rotary positions ({rope['rope_type']}) serve {longest}; max_model_len is {target.max_model_len}"
-            )
-            raise Refusal(reason, f"max_model_len={longest}")
 
 
 def _refuse_unserved(checkpoint: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from specdec.sdk import Refusal
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, unusable
 from specdec.sdk.errors import CheckpointError
 
 from .fields import anywhere
@@ -33,13 +33,7 @@ def read_boundaries(checkpoint: Checkpoint, member: Member, num_layers: int, num
                 else _usual_layer_ids(num_layers, num_draft_layers)
             )
     if any(type(each) is not int for each in ids) or any(a >= b for a, b in pairwise([lowest - 1, *ids])) or not ids:
-        facts = {
-            "field": name,
-            "file": checkpoint.config_file,
-            "expected": "layer ids in increasing order: the order in which they are concatenated",
-            "found": ids,
-        }
-        raise CheckpointError("SD-E171", f"the draft checkpoint's {name!r} cannot be used", facts)
+        raise unusable(checkpoint, name, "layer ids in the order in which they are concatenated: the lowest first", ids)
     if shift and member is Member.DSPARK and ids[-1] + shift == num_layers:
         reason = (
             f"target_layer_ids names the last layer ({ids[-1]}), whose output DSpark's trainers take behind the final "

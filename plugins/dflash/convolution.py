@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, unusable
 
 from .fields import anywhere
 
@@ -36,9 +35,8 @@ class ConvolutionShape:
                 checkpoint.get(name, int)  # says that it is absent
         kernel_size, group_size = found.values()
         if kernel_size < 1 or group_size < 1 or width % group_size:
-            facts = {"field": "conv_kernel_size, conv_group_size", "file": checkpoint.config_file}
-            facts |= {"expected": f"at least 1, and a group size that divides {width}", "found": tuple(found.values())}
-            raise CheckpointError("SD-E171", "the draft checkpoint's convolutions cannot be built", facts)
+            expected = f"at least 1, and a group size that divides {width}"
+            raise unusable(checkpoint, ", ".join(found), expected, tuple(found.values()))
         return cls(kernel_size, group_size, width)
 
     def add_to(self, layer: nn.Module, num_slots: int) -> None:

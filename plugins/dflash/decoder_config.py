@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, unusable
 from specdec.sdk.extensions import AttentionMode
+from specdec.sdk.model_proposer.kv_shape import layers_config
 
 from .fields import anywhere
 from .variants import Member
@@ -16,7 +16,7 @@ USUAL_ROPE_THETA = 1_000_000.0  # of the published models; transformers' own def
 _MUSE = "muse_glimmer_assistant"  # Qwen3's layers under a name of their own
 _SEE_BOTH_WAYS = (Member.DFLASH2, Member.LILICORR)
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_REPLACED = frozenset({"rope_theta", "rope_scaling", "dflash_config", "is_causal"})
+_REPLACED = frozenset({"dflash_config", "is_causal"})
 
 
 def decoder_config(
@@ -26,17 +26,8 @@ def decoder_config(
 
     `prefix` is where config.json has it: "" or "transformer_layer_config.". Raises CheckpointError SD-E170, SD-E171.
     """
-    stated = checkpoint.config if not prefix else checkpoint.get(prefix.rstrip("."), dict)
-    width, heads = checkpoint.get(prefix + "hidden_size", int), checkpoint.get(prefix + "num_attention_heads", int)
+    stated = layers_config(checkpoint, prefix, USUAL_ROPE_THETA)
     model_type = checkpoint.get(prefix + "model_type", str, USUAL_MODEL_TYPE)
-    filled = {
-        "model_type": USUAL_MODEL_TYPE if model_type == _MUSE else model_type,
-        "head_dim": checkpoint.get(prefix + "head_dim", int, width // max(heads, 1)),
-        "num_key_value_heads": checkpoint.get(prefix + "num_key_value_heads", int, heads),
-        "intermediate_size": checkpoint.get(prefix + "intermediate_size", int),
-        "rms_norm_eps": checkpoint.get(prefix + "rms_norm_eps", float, 1e-6),
-        "rope_parameters": _rope_parameters(checkpoint, prefix),
-    }
     types = _layer_types(checkpoint, prefix)
     modes = _modes(checkpoint, types, causal_windows=member not in _SEE_BOTH_WAYS and model_type != _MUSE)
     if anywhere(checkpoint, "use_swa", bool):
@@ -46,7 +37,12 @@ def decoder_config(
         window = checkpoint.get(prefix + "sliding_window", int)
     else:
         window = None
-    filled |= {"layer_types": types, "sliding_window": window, "use_sliding_window": window is not None}
+    filled = {
+        "model_type": USUAL_MODEL_TYPE if model_type == _MUSE else model_type,
+        "layer_types": types,
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+    }
     return {name: value for name, value in stated.items() if name not in _REPLACED} | filled, modes
 
 
@@ -59,13 +55,8 @@ def _layer_types(checkpoint: Checkpoint, prefix: str) -> list[str]:
         else checkpoint.get(prefix + "layer_types", list, [_FULL] * num_layers)
     )
     if len(types) != num_layers:
-        facts = {
-            "field": prefix + "layer_types",
-            "file": checkpoint.config_file,
-            "expected": f"one for each of num_hidden_layers ({num_layers})",
-            "found": types,
-        }
-        raise CheckpointError("SD-E171", "the draft checkpoint's layer types do not match its layers", facts)
+        expected = f"one for each of num_hidden_layers ({num_layers})"
+        raise unusable(checkpoint, prefix + "layer_types", expected, types)
     return types
 
 
@@ -83,13 +74,3 @@ def _modes(checkpoint: Checkpoint, types: list[str], *, causal_windows: bool) ->
     causal_windows = causal_windows if stated is None else not stated
     sliding: AttentionMode = "causal_block" if causal_windows else "full_block"
     return tuple(sliding if each == _SLIDING else "full_block" for each in types)
-
-
-def _rope_parameters(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
-    """`rope_parameters` wins over the older fields, which may hold a class's default."""
-    names = (prefix + name for name in ("rope_parameters", "rope_scaling"))
-    rope = dict(next((each for name in names if (each := checkpoint.get(name, dict, None))), {}))
-    legacy_type = rope.pop("type", "default")
-    rope.setdefault("rope_type", legacy_type)
-    rope.setdefault("rope_theta", checkpoint.get(prefix + "rope_theta", (int, float), None) or USUAL_ROPE_THETA)
-    return rope

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, unusable
 from specdec.sdk.model_proposer import Drawing
 
 from .checkpoint import DFlashSpec
@@ -103,6 +102,5 @@ def head_type(checkpoint: Checkpoint) -> type[MarkovHead]:
     """Raises CheckpointError SD-E171 for a type that is none."""
     found = (anywhere(checkpoint, "markov_head_type", str) or "vanilla").lower()
     if found not in HEADS:
-        facts = {"field": "markov_head_type", "file": checkpoint.config_file, "expected": ", ".join(HEADS)}
-        raise CheckpointError("SD-E171", "the draft checkpoint's 'markov_head_type' is none", facts | {"found": found})
+        raise unusable(checkpoint, "markov_head_type", ", ".join(HEADS), found)
     return HEADS[found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from pydantic import Field
@@ -23,10 +23,23 @@ from specdec.sdk.model_proposer import (
 )
 
 from .checkpoint import DFlashSpec
+from .domino import DominoWalk
+from .lilicorr import RerankedWalk
+from .markov import MarkovWalk
 from .network import DFlashNetwork, ScaledEmbedding
+from .selector import SelectorWalk
 from .tensors import mapped_ids, mask_embedding, mask_token_id, open_weights
-from .walk import Block
-from .walks import walk_of
+from .variants import Member
+from .walk import Block, Walk
+from .xpress import XPressWalk
+
+_WALKS: dict[Member, Callable[[Checkpoint, DFlashSpec], Walk]] = {
+    Member.LILICORR: RerankedWalk,
+    Member.DFLASH2: SelectorWalk,
+    Member.DSPARK: MarkovWalk,
+    Member.DOMINO: DominoWalk,
+    Member.XPRESS: XPressWalk,
+}
 
 
 class DFlashOptions(ParallelOptions):
@@ -57,11 +70,11 @@ class DFlashProposer(ParallelProposer):
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The hidden states that the checkpoint names, draft KV of its layers and a block past the newest token.
 
-        Raises Refusal if the checkpoint does not fit the target or K, or is a variant; CheckpointError SD-E170, E171.
+        Raises Refusal if the checkpoint does not fit the target, or is a variant; CheckpointError SD-E170, SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
         spec = cls.read_spec(config, target, checkpoint)
-        spec.check_fits(target, config.num_draft_tokens)
+        spec.check_fits(target)
         with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
             walk_of(checkpoint, spec)
         kv = draft_kv_of(
@@ -182,3 +195,9 @@ class DFlashProposer(ParallelProposer):
         attention = [by_mode[mode] for mode in self._spec.modes]
         outputs, logits = self.network(anchors, starts[:, None] + places, attention)
         return outputs, logits
+
+
+def walk_of(checkpoint: Checkpoint, spec: DFlashSpec) -> Walk:
+    """Make the walk of a checkpoint, to be filled. Raises CheckpointError: SD-E170, SD-E171."""
+    walk = _WALKS.get(spec.member)
+    return Walk() if walk is None else walk(checkpoint, spec)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.model_proposer.kv_shape import layers_config
 
 from .latent import is_latent, latent_config
 
 USUAL_ROPE_THETA = 10_000.0  # whatever the target's is: the heads were trained with it
-_REPLACED = frozenset({"rope_theta", "rope_scaling", "eagle_config", "model", "layer_types"})
+_REPLACED = frozenset({"eagle_config", "model", "layer_types"})
 
 
 def decoder_config(
@@ -21,18 +22,12 @@ def decoder_config(
     `prefix` is where config.json has it: "", "model." or "transformer_layer_config."; `shapes` has the stored tensors
     under our names. Raises Refusal; CheckpointError SD-E170, SD-E171.
     """
-    stated = checkpoint.config if not prefix else checkpoint.get(prefix.rstrip("."), dict)
-    width, heads = checkpoint.get(prefix + "hidden_size", int), checkpoint.get(prefix + "num_attention_heads", int)
+    stated = layers_config(checkpoint, prefix, USUAL_ROPE_THETA)
     biased = any(checkpoint.get(prefix + name, bool, False) for name in ("attention_bias", "qkv_bias"))
     filled = {
         "model_type": _layer_type(checkpoint, prefix, biased, shapes),
         "num_hidden_layers": num_layers,
-        "head_dim": checkpoint.get(prefix + "head_dim", int, width // max(heads, 1)),
-        "num_key_value_heads": checkpoint.get(prefix + "num_key_value_heads", int, heads),
-        "intermediate_size": checkpoint.get(prefix + "intermediate_size", int),
-        "rms_norm_eps": float(checkpoint.get(prefix + "rms_norm_eps", (int, float), 1e-6)),
         "attention_bias": biased,
-        "rope_parameters": _rope_parameters(checkpoint, prefix),
     }
     types = checkpoint.get(prefix + "layer_types", list, None)
     if types is not None:
@@ -49,13 +44,3 @@ def _layer_type(checkpoint: Checkpoint, prefix: str, biased: bool, shapes: Mappi
     if any("Llama" in str(name) for name in architectures):
         stated = "llama"
     return "qwen2" if stated == "llama" and biased and "layers.0.self_attn.o_proj.bias" not in shapes else stated
-
-
-def _rope_parameters(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
-    """`rope_parameters` wins over the older fields, which may hold a class's default."""
-    names = (prefix + name for name in ("rope_parameters", "rope_scaling"))
-    rope = dict(next((each for name in names if (each := checkpoint.get(name, dict, None))), {}))
-    older_type = rope.pop("type", "default")
-    rope.setdefault("rope_type", older_type)
-    rope.setdefault("rope_theta", checkpoint.get(prefix + "rope_theta", (int, float), None) or USUAL_ROPE_THETA)
-    return rope

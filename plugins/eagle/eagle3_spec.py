@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, lacks, require_target, unusable
 from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import mask_token_id
+from specdec.sdk.model_proposer.kv_shape import require_positions
 
 from .decoder_config import decoder_config
-from .eagle_spec import check_positions, check_sizes
 from .layer_ids import Convention, boundaries_of
 from .names import count_layers, our_shapes
 from .recognise import is_eagle
@@ -73,8 +73,8 @@ class Eagle3Spec:
 
     def check_fits(self, target: TargetInfo) -> None:
         """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
-        check_sizes(self.target_hidden_size, self.vocab_size, target)
-        check_positions(self.decoder, target)
+        require_target(target, hidden_size=self.target_hidden_size, vocab_size=self.vocab_size)
+        require_positions(self.decoder, target)
         width = self.decoder["hidden_size"]
         if not self.boundaries and width != target.hidden_size:
             reason = f"it reads the target's final hidden state of width {target.hidden_size} as its own, {width} wide"
@@ -100,8 +100,7 @@ class Eagle3Spec:
             reason = f"its first layer reads {width} inputs: the hidden state alone, without a token's embedding"
             raise Refusal(reason, "a head whose first layer reads both")
         if self.norms_features and self.norms_each_feature:
-            facts = {"file": checkpoint.config_file, "expected": "norm_before_fc or fc_norm", "found": "both"}
-            raise CheckpointError("SD-E171", "the draft checkpoint norms its features twice", facts)
+            raise unusable(checkpoint, "norm_before_fc, fc_norm", "one of them: features are normed once", "both")
 
 
 def _flag(checkpoint: Checkpoint, name: str, default: bool) -> bool:
@@ -120,7 +119,6 @@ def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int 
     )
     if _MASK_TENSOR not in shapes:
         if named:
-            facts = {"tensor": _MASK_TENSOR, "checkpoint": checkpoint.directory}
-            raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+            raise lacks(checkpoint, _MASK_TENSOR)
         return None
     return found if found is not None else int(checkpoint.get("mask_token_id", int))  # says that it is absent

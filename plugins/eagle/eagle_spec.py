@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
+from specdec.sdk.model_proposer.kv_shape import require_positions
 
 from .decoder_config import decoder_config
 from .latent import is_latent
@@ -55,28 +56,5 @@ class EagleSpec:
 
     def check_fits(self, target: TargetInfo) -> None:
         """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
-        check_sizes(self.hidden_size, self.vocab_size, target)
-        check_positions(self.decoder, target)
-
-
-def check_sizes(hidden_size: int, vocab_size: int, target: TargetInfo) -> None:
-    """Raise Refusal, with the numbers, unless these are the target's."""
-    pairs = {
-        "hidden size": (hidden_size, target.hidden_size),
-        "vocabulary": (vocab_size, target.vocab_size),
-    }
-    for fact, (expected, found) in pairs.items():
-        if expected != found:
-            reason = f"the draft checkpoint is for a target whose {fact} is {expected}; this target's is {found}"
-            raise Refusal(reason, "a checkpoint trained for this target")
-
-
-def check_positions(decoder: Mapping[str, Any], target: TargetInfo) -> None:
-    """Raise Refusal if rotary tables would change with the longest text of a batch, and cached keys would not."""
-    rope, longest = decoder["rope_parameters"], decoder.get("max_position_embeddings")
-    if rope["rope_type"] not in ("dynamic", "longrope") or longest is None:
-        return
-    limit = rope.get("original_max_position_embeddings") or longest
-    if target.max_model_len > limit:
-        kind = f"{rope['rope_type']!r} rotary scaling keeps its tables up to {limit} positions"
-        raise Refusal(f"its {kind}, and max_model_len is {target.max_model_len}", f"max_model_len={limit}")
+        require_target(target, hidden_size=self.hidden_size, vocab_size=self.vocab_size)
+        require_positions(self.decoder, target)

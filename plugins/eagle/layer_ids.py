@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from specdec.sdk import Refusal
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, unusable
 
 Convention = Literal["auto", "boundary", "layer_output"]
 
@@ -57,13 +56,7 @@ def _stated(checkpoint: Checkpoint) -> tuple[str, list[int]] | None:
 
 def _check_order(name: str, ids: list[int], checkpoint: Checkpoint) -> None:
     if any(type(each) is not int for each in ids) or any(a >= b for a, b in pairwise(ids)):
-        facts = {
-            "field": name,
-            "file": checkpoint.config_file,
-            "expected": "different layer ids in increasing order: the order in which they are concatenated",
-            "found": ids,
-        }
-        raise CheckpointError("SD-E171", f"the draft checkpoint's {name!r} cannot be used", facts)
+        raise unusable(checkpoint, name, "layer ids in the order in which they are concatenated: the lowest first", ids)
 
 
 def _convention(name: str, ids: list[int], num_target_layers: int) -> Convention:

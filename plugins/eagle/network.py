@@ -18,10 +18,10 @@ from .layers import PairLayer, layers_of, run_layers
 class EagleNetwork(nn.Module):
     """EAGLE-1 (arXiv 2401.15077): guesses the target's next final hidden state from the last one and the token after.
 
-    Fill its weights, then `attach` what may be the target's, before it is run.
+    Fill its weights, then set what may be the target's, before it is run.
     """
 
-    embedding: nn.Module
+    embedding: nn.Module  # of target ids
     head: nn.Module
 
     def __init__(self, spec: EagleSpec, decoder: Any) -> None:
@@ -31,16 +31,16 @@ class EagleNetwork(nn.Module):
         self.layers, self.rotary = layers_of(decoder, spec.decoder), decoder.rotary_emb
         self.layers[0].input_layernorm = nn.Identity()
 
-    def attach(self, embedding: nn.Module, head: nn.Module) -> None:
-        """Embedding of target ids, and output head."""
-        self.embedding, self.head = embedding, head
-
     def forward(self, token_ids: Tensor, positions: Tensor, hidden: Tensor, attention: Mapping[str, Any]) -> Tensor:
         """Guesses [M, h] of the next final hidden states; row i reads the token after position i and the state at i."""
         dtype = next(self.layers.parameters()).dtype
         pair = torch.cat([self.embedding(token_ids).to(dtype), hidden.to(dtype)], dim=-1)
         states = self.fc(pair)[None]
         return run_layers(self.layers, states, self.rotary(states, positions[None]), attention)[0]
+
+    def recycled(self, states: Tensor) -> Tensor:
+        """What the row of the next draft reads: the guess as it is."""
+        return states
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits [b, D] of guesses [b, h]: no norm in between, the guess is of what the head reads."""
@@ -52,10 +52,10 @@ class Eagle3Network(nn.Module):
     """EAGLE-3 (arXiv 2503.01840): several of the target's hidden states made one, beside the token after them.
 
     With a mask it is P-EAGLE's: rows of the mask stand for the tokens and states that are not known yet.
-    Fill its weights, then `attach` what may be the target's, before it is run.
+    Fill its weights, then set what may be the target's, before it is run.
     """
 
-    embedding: nn.Module
+    embedding: nn.Module  # of target ids
     head: nn.Module
 
     def __init__(self, spec: Eagle3Spec, decoder: Any) -> None:
@@ -83,10 +83,6 @@ class Eagle3Network(nn.Module):
         self.layers = nn.ModuleList([first, *layers[1:]])
         self.norm, self.rotary = decoder.norm, decoder.rotary_emb
         self._spec = spec
-
-    def attach(self, embedding: nn.Module, head: nn.Module) -> None:
-        """Embedding of target ids, and output head."""
-        self.embedding, self.head = embedding, head
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Fuse the target's hidden states [M, A*H] into one state [M, h]. Drafted states skip it."""

@@ -10,13 +10,13 @@ from torch import Tensor
 from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.model_proposer import (
-    AutoregressiveProposer,
     DraftInputs,
     DraftVocabulary,
     MaskedOptions,
     MaskedProposer,
     Weights,
 )
+from specdec.sdk.model_proposer.autoregressive import HeadProposer
 
 from .eagle3_spec import Eagle3Spec
 from .eagle_spec import EagleSpec
@@ -27,14 +27,13 @@ from .network import Eagle3Network, EagleNetwork
 logger = logging.getLogger("specdec")
 
 
-class EagleProposer(AutoregressiveProposer):
+class EagleProposer(HeadProposer):
     """EAGLE-1 and EAGLE-2 heads (arXiv 2401.15077, 2406.16858), drafting a chain.
 
     Row i of the draft KV holds the token after position i with the target's final hidden state at i.
     """
 
     DRAFTS_TREES = True
-    INPUTS_ARE_SHIFTED = True
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
@@ -54,28 +53,11 @@ class EagleProposer(AutoregressiveProposer):
         weights = _open_weights(checkpoint, self)
         self.network = EagleNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
         weights.fill(self.network)
-        embedding = self.load_embedding(weights, spec.embedding_size)
-        head = self.load_head(weights, spec.hidden_size, spec.vocab_size, logit_scale=checkpoint.logit_scale)
-        self.network.attach(embedding, head)
+        self.network.embedding = self.load_embedding(weights, spec.embedding_size)
+        scale = checkpoint.logit_scale
+        self.network.head = self.load_head(weights, spec.hidden_size, spec.vocab_size, logit_scale=scale)
         weights.finish()
         self.services.finish(self.network, self.settings)
-
-    def first(self, inputs: DraftInputs) -> Tensor:
-        """Run the committed rows on the target's hidden states."""
-        assert inputs.hidden is not None, "declared"
-        return self._run(inputs, inputs.hidden)
-
-    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
-        """Run one drafted token per request on the head's own guess of the hidden state before it."""
-        return self._run(inputs, states)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """The head's logits of its guesses."""
-        return self.network.logits(states)
-
-    def _run(self, inputs: DraftInputs, hidden: Tensor) -> Tensor:
-        states: Tensor = self.network(inputs.token_ids, inputs.positions, hidden, inputs.attention)
-        return states[inputs.last]
 
 
 class Eagle3Options(MaskedOptions):
@@ -86,14 +68,13 @@ class Eagle3Options(MaskedOptions):
     )
 
 
-class Eagle3Proposer(MaskedProposer):
+class Eagle3Proposer(HeadProposer, MaskedProposer):
     """EAGLE-3 heads (arXiv 2503.01840), and P-EAGLE's, which draft in parallel (arXiv 2602.01469).
 
     Row i of the draft KV holds the token after position i with the target's hidden states at i.
     """
 
     DRAFTS_TREES = True
-    INPUTS_ARE_SHIFTED = True
     Options = Eagle3Options
 
     @classmethod
@@ -122,9 +103,9 @@ class Eagle3Proposer(MaskedProposer):
         if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:
             d2t = weights.take("d2t", spec.draft_vocab_size)
             self.vocabulary = DraftVocabulary.from_offsets(d2t, self.target.vocab_size)
-        embedding = self.load_embedding(weights, spec.embedding_size)
+        self.network.embedding = self.load_embedding(weights, spec.embedding_size)
         width, scale = spec.decoder["hidden_size"], checkpoint.logit_scale
-        self.network.attach(embedding, self.load_head(weights, width, spec.draft_vocab_size, logit_scale=scale))
+        self.network.head = self.load_head(weights, width, spec.draft_vocab_size, logit_scale=scale)
         weights.finish()
         self.services.finish(self.network, self.settings)
         logger.info("%s reads the target's hidden states at boundaries %s", checkpoint.directory, spec.boundaries)
@@ -132,23 +113,11 @@ class Eagle3Proposer(MaskedProposer):
     def first(self, inputs: DraftInputs) -> Tensor:
         """Run the committed rows on the target's hidden states."""
         assert inputs.hidden is not None, "declared"
-        return self._run(inputs, self.network.fuse(inputs.hidden))
-
-    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
-        """Run one drafted token per request on the head's own state before it."""
-        return self._run(inputs, states)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """The head's logits of recycled states."""
-        return self.network.logits(states)
+        return self.run(inputs, self.network.fuse(inputs.hidden))
 
     def masked(self, inputs: DraftInputs) -> Tensor:
         """Run rows of the mask on the state that was learned for them."""
-        return self._run(inputs, self.network.masked_states(len(inputs.positions)))
-
-    def _run(self, inputs: DraftInputs, states: Tensor) -> Tensor:
-        output = self.network(inputs.token_ids, inputs.positions, states, inputs.attention)
-        return self.network.recycled(output[inputs.last])
+        return self.run(inputs, self.network.masked_states(len(inputs.positions)))
 
 
 def _read(checkpoint: Checkpoint, config: ProposerConfig, target: TargetInfo) -> Eagle3Spec:

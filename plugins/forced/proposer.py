@@ -10,11 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from pydantic import Field
-
-from specdec.sdk import HostProposer, Needs, ProposerConfig, RequestView, Services, StrictModel, TargetInfo
+from specdec.sdk import HostProposer, Needs, RequestView, Services, TargetInfo
 from specdec.sdk.extensions import Grammars
-from specdec.sdk.ranges import Count
 
 MOST_KNOWN = 4096
 """Forced texts whose tokens are remembered."""
@@ -28,25 +25,15 @@ class ForcedProposer(HostProposer):
     needs = Needs(history=True, state="per_request", extensions=(Grammars(),))
     default_draft_tokens = 8
 
-    class Options(StrictModel):
-        """Its options."""
-
-        tail: Count = Field(
-            default=1, description="tokens of the text that are encoded once more, as one may reach across its end"
-        )
-
-    def __init__(self, config: ProposerConfig[Options]) -> None:
-        self._tail = config.options.tail
-
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Keep what knows the grammars and the tokens."""
         self._services = services
         self._known = lru_cache(MOST_KNOWN)(self._encoded)  # requests of one schema are forced to the same text
 
     def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
-        """The forced text behind the last tokens, encoded with them."""
+        """The forced text behind the last token, encoded with it: a token may reach across the end of the text."""
         forced = self._services.forced(request.request_id)[: k * MOST_CHARACTERS]
-        return self._known(tuple(tokens[-self._tail :]), forced)[:k] if forced else []
+        return self._known(tuple(tokens[-1:]), forced)[:k] if forced else []
 
     def _encoded(self, tail: tuple[int, ...], forced: str) -> tuple[int, ...]:
         """The tokens that the tokenizer writes for `forced` behind `tail`.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 
 _GLOBAL_HEAD_DIM = 512  # of transformers' configuration, where none is stated
+_WORKS = "the assistant of this target"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class AssistantSpec:
         vocab_size = checkpoint.get("text_config.vocab_size", int)
         num_layers = checkpoint.get("text_config.num_hidden_layers", int)
         kinds = checkpoint.get("text_config.layer_types", list)
-        _check_fits({"hidden size": (width, target.hidden_size), "vocabulary": (vocab_size, target.vocab_size)})
+        require_target(target, _WORKS, hidden_size=width, vocab_size=vocab_size)
         sources = _sources(kinds, target.config)
         for layer, source in enumerate(sources):
             _check_heads(_heads(decoder, kinds, layer), _heads(target.config, target.config["layer_types"], source))
@@ -109,14 +110,9 @@ def _heads(config: Mapping[str, Any], kinds: Sequence[str], layer: int) -> _Head
 
 def _check_heads(own: _Heads, source: _Heads) -> None:
     """Keys are read as the target stores them, so their sizes agree, and query heads share the target's key heads."""
-    _check_fits({"head size": (own.size, source.size)})
+    if own.size != source.size:
+        reason = f"it was made for a target whose head size is {own.size}, and this target's is {source.size}"
+        raise Refusal(reason, _WORKS)
     if own.queries % source.keys:
         reason = f"the assistant has {own.queries} heads, which cannot share the {source.keys} of the target's keys"
-        raise Refusal(reason, "the assistant of this target")
-
-
-def _check_fits(sizes: Mapping[str, tuple[Any, Any]]) -> None:
-    for what, (expected, found) in sizes.items():
-        if expected != found:
-            reason = f"the assistant is for a target whose {what} is {expected}, and this target's is {found}"
-            raise Refusal(reason, "the assistant of this target")
+        raise Refusal(reason, _WORKS)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, lacks, require_target
 
 _T = TypeVar("_T")
 PREFIX = "prefix_embeding_layer."
@@ -49,12 +48,8 @@ class HydraSpec:
         shapes = our_names(checkpoint.shapes)
         head = shapes.get("lm_heads.0.weight")
         if head is None or len(head) != 2:
-            facts = {"tensor": "hydra_lm_head.0.1.weight [V, H]", "checkpoint": checkpoint.directory}
-            raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
-        for fact, expected, found in zip(("vocabulary", "hidden size"), head, _sizes(target), strict=True):
-            if expected != found:
-                reason = f"the heads are for a target whose {fact} is {expected}, and this target's is {found}"
-                raise Refusal(reason, "heads trained for this target")
+            raise lacks(checkpoint, "hydra_lm_head.0.1.weight [V, H]")
+        require_target(target, vocab_size=head[0], hidden_size=head[1])
         return cls(
             decoder=_prefix_config(target),
             num_heads=checkpoint.get("hydra_num_heads", int),
@@ -63,14 +58,6 @@ class HydraSpec:
             vocab_size=target.vocab_size,
             logit_scale=checkpoint.logit_scale or 1.0,
         )
-
-    def check_fits(self, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, for more drafts than heads."""
-        if num_draft_tokens > self.num_heads:
-            reason = (
-                f"num_speculative_tokens is {num_draft_tokens}, and each of {self.num_heads} heads drafts one token"
-            )
-            raise Refusal(reason, f'"num_speculative_tokens": {self.num_heads} or fewer')
 
 
 def our_names(stored: Mapping[str, _T]) -> dict[str, _T]:
@@ -84,10 +71,6 @@ def _our_name(stored: str) -> str:
     if found := _HEAD.fullmatch(stored):
         return f"lm_heads.{found[1]}.{found[2]}"
     return stored.replace(f"{PREFIX}layers.0.", "layer.").replace(f"{PREFIX}norm.", "norm.")
-
-
-def _sizes(target: TargetInfo) -> tuple[int, int]:
-    return target.vocab_size, target.hidden_size
 
 
 def _prefix_config(target: TargetInfo) -> dict[str, Any]:

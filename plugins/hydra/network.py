@@ -15,10 +15,10 @@ from .checkpoint import HydraSpec
 class HydraHeads(nn.Module):
     """A layer over the target's final hidden states, and heads that read its output beside tokens.
 
-    Fill its weights, then `attach` the embedding, before it is run.
+    Fill its weights, then set the embedding, before it is run.
     """
 
-    embedding: nn.Module
+    embedding: nn.Module  # of target ids
 
     def __init__(self, spec: HydraSpec, decoder: Any, num_heads: int) -> None:
         """`decoder`: transformers' layer for `spec.decoder`."""
@@ -27,10 +27,6 @@ class HydraHeads(nn.Module):
         self.blocks = nn.ModuleList([_blocks(spec, head) for head in range(num_heads)])
         self.lm_heads = nn.ModuleList([nn.Linear(spec.hidden_size, spec.vocab_size) for _ in range(num_heads)])
         self._width, self._logit_scale = spec.hidden_size, spec.logit_scale
-
-    def attach(self, embedding: nn.Module) -> None:
-        """Embedding of target ids."""
-        self.embedding = embedding
 
     def forward(self, hidden: Tensor, positions: Tensor, attention: Mapping[str, Any]) -> Tensor:
         """The prefix [M, H] of rows that read the target's final hidden states [M, H]."""

@@ -25,13 +25,12 @@ class HydraProposer(AutoregressiveProposer):
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The target's final hidden states, draft KV of one layer, and as many drafts as heads.
 
-        Raises Refusal if the heads do not fit the target, are fewer than K, or are of another kind; CheckpointError:
-        SD-E146, SD-E170 .. SD-E172.
+        Raises Refusal if the heads do not fit the target or are of another kind; CheckpointError: SD-E146, SD-E170 ..
+        SD-E172.
         """
         spec = HydraSpec.read(cls.open_checkpoint(config), target)
         if config.max_nodes is not None:
             raise Refusal("max_nodes: its heads draft a chain", "num_speculative_tokens alone")
-        spec.check_fits(config.num_draft_tokens)
         kv = draft_kv_of(spec.decoder, num_layers=1, lookahead=config.num_draft_tokens - 1, dtype=config.network.dtype)
         return cls.shared_needs(config, target, kv, hidden_states=("final",), max_draft_tokens=spec.num_heads)
 
@@ -49,7 +48,7 @@ class HydraProposer(AutoregressiveProposer):
         for heads in (self.network.blocks, self.network.lm_heads):
             heads.to_empty(device=self.services.device)
         weights.fill(self.network)
-        self.network.attach(self.load_embedding(weights, spec.hidden_size))
+        self.network.embedding = self.load_embedding(weights, spec.hidden_size)
         weights.finish()
         self.services.finish(self.network, self.settings)
 

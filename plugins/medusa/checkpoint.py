@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, lacks, require_target
 
-from .relatives import refuse_relatives
+from .recognise import refuse_relatives
 
 PREFIXES = ("medusa_head.", "medusa_heads.")
 TOKEN_MAP = "token_map"
@@ -47,12 +46,12 @@ class MedusaSpec:
         layers = [_LAYER.fullmatch(name) for name in shapes]
         numbers = {(int(found[1]), int(found[2])) for found in layers if found}
         if not numbers:
-            raise _lacks(checkpoint, "blocks.0.layers.0.weight or 0.0.linear.weight: the first layer of a head")
+            raise lacks(checkpoint, "blocks.0.layers.0.weight or 0.0.linear.weight: the first layer of a head")
         num_layers = 1 + max(layer for _, layer in numbers)
         _check_depth(checkpoint, names, num_layers)
         output = shapes.get("lm_heads.0.weight") or shapes.get("lm_head.weight")
         if output is None and not checkpoint.get("original_lm_head", bool, False):
-            raise _lacks(checkpoint, f"lm_heads.0.weight or 0.{num_layers}.weight: the first output head")
+            raise lacks(checkpoint, f"lm_heads.0.weight or 0.{num_layers}.weight: the first output head")
         vocab_size = checkpoint.get("vocab_size", int, target.vocab_size)
         return cls(
             names=names,
@@ -67,27 +66,14 @@ class MedusaSpec:
             logit_scale=checkpoint.logit_scale or 1.0,
         )
 
-    def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, if the heads are another target's or fewer than K."""
-        pairs = {
-            "hidden size": (self.hidden_size, target.hidden_size),
-            "vocabulary": (self.vocab_size, target.vocab_size),
-        }
-        for fact, (expected, found) in pairs.items():
-            if expected != found:
-                reason = f"the heads are for a target whose {fact} is {expected}, and this target's is {found}"
-                raise Refusal(reason, "heads trained for this target")
+    def check_fits(self, target: TargetInfo) -> None:
+        """Raise Refusal, with the numbers, if the heads are another target's."""
+        require_target(target, hidden_size=self.hidden_size, vocab_size=self.vocab_size)
         whole = self.draft_vocab_size == target.vocab_size
         if self.draft_vocab_size > target.vocab_size or not (whole or self.has_token_map):
             sizes = f"{self.draft_vocab_size} outputs, the target's vocabulary {target.vocab_size} tokens"
             reason = f"the heads have {sizes}" + ("" if self.has_token_map else f", and there is no {TOKEN_MAP!r}")
             raise Refusal(reason, f"a checkpoint with a {TOKEN_MAP!r} tensor, or heads trained for this target")
-        if num_draft_tokens > self.num_heads:
-            reason = (
-                f"num_speculative_tokens is {num_draft_tokens}; "
-                f"the checkpoint stores {self.num_heads} heads, and each drafts one token"
-            )
-            raise Refusal(reason, f'"num_speculative_tokens": {self.num_heads} or fewer')
 
     def stored_as(self, name: str) -> str:
         """The stored name of the tensor that we call `name`."""
@@ -118,10 +104,4 @@ def _check_depth(checkpoint: Checkpoint, names: Mapping[str, str], num_layers: i
         found = _HEAD.fullmatch(stored.removeprefix(PREFIXES[0]).removeprefix(PREFIXES[1]))
         if found and int(found[2]) != num_layers:
             missing = f"{found[1]}.{int(found[2]) - 1}.linear.weight: a layer before {stored} (ours: {ours})"
-            raise _lacks(checkpoint, missing)
-
-
-def _lacks(checkpoint: Checkpoint, what: str) -> CheckpointError:
-    has = ", ".join(sorted(checkpoint.shapes)[:12]) or "none"
-    facts = {"tensor": what, "checkpoint": checkpoint.directory, "has": has}
-    return CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+            raise lacks(checkpoint, missing)

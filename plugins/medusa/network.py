@@ -10,7 +10,7 @@ from .checkpoint import MedusaSpec
 
 
 class MedusaHeads(nn.Module):
-    """Residual layers and an output head for every draft position. Fill the weights, then `attach` a shared head."""
+    """Residual layers and an output head for every draft position. Fill the weights, then set a shared head."""
 
     def __init__(self, spec: MedusaSpec, num_heads: int) -> None:
         super().__init__()
@@ -19,11 +19,7 @@ class MedusaHeads(nn.Module):
         outputs = [nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False) for _ in range(num_own)]
         self.lm_heads = nn.ModuleList(outputs)
         self._logit_scale = spec.logit_scale
-        self.shared: nn.Module | None = None
-
-    def attach(self, shared: nn.Module) -> None:
-        """Give all heads one output head."""
-        self.shared = shared
+        self.shared: nn.Module | None = None  # the output head of all
 
     def forward(self, hidden: Tensor, num_tokens: int) -> Tensor:
         """Logits [b, num_tokens, D] of the tokens after the newest, from the target's final hidden states [b, H]."""

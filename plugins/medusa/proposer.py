@@ -45,11 +45,11 @@ class MedusaProposer(ParallelProposer):
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The target's final hidden states, and as many drafts as heads are stored.
 
-        Raises Refusal if the heads do not fit the target or are fewer than K; CheckpointError: SD-E146, E171 .. E173.
+        Raises Refusal if the heads do not fit the target; CheckpointError: SD-E146, SD-E171 .. SD-E173.
         """
         checkpoint = cls.open_checkpoint(config)
         spec = MedusaSpec.read(checkpoint, target)
-        spec.check_fits(target, config.num_draft_tokens)
+        spec.check_fits(target)
         if config.max_nodes is not None:
             choices_of(config, checkpoint, spec.draft_vocab_size)
         needs = cls.shared_needs(config, target, hidden_states=("final",), max_draft_tokens=spec.num_heads)
@@ -76,9 +76,8 @@ class MedusaProposer(ParallelProposer):
         if spec.has_token_map:
             self.vocabulary = _vocabulary(weights.take(TOKEN_MAP, -1), spec, self.target)
         if not spec.has_own_heads:
-            heads.attach(
-                self.load_head(weights, spec.hidden_size, spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
-            )
+            scale = checkpoint.logit_scale
+            heads.shared = self.load_head(weights, spec.hidden_size, spec.draft_vocab_size, logit_scale=scale)
         weights.finish()
         self.services.finish(heads, self.settings)
         self.network, self._dtype = heads, next(heads.parameters()).dtype

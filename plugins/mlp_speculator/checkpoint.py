@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError
+from specdec.sdk.checkpoint import Checkpoint, require_target, unusable
 
 PREFIX = "speculator."
 """Of every tensor's name in most files."""
@@ -42,14 +41,7 @@ class MlpSpec:
             reason = f"{arctic[0]} is not implemented: its stages have other parts than IBM's"
             raise Refusal(reason, "an MLPSpeculatorPreTrainedModel")
         hidden_size, vocab_size = checkpoint.get("emb_dim", int), checkpoint.get("vocab_size", int)
-        pairs = {
-            "hidden size": (hidden_size, target.hidden_size),
-            "vocabulary": (vocab_size, target.vocab_size),
-        }
-        for fact, (expected, found) in pairs.items():
-            if expected != found:
-                reason = f"the speculator is for a target whose {fact} is {expected}, and this target's is {found}"
-                raise Refusal(reason, "a speculator trained for this target")
+        require_target(target, hidden_size=hidden_size, vocab_size=vocab_size)
         num_stages = checkpoint.get("n_predict", int)
         return cls(
             num_stages=num_stages,
@@ -59,14 +51,6 @@ class MlpSpec:
             scales_input=checkpoint.get("scale_input", bool, False),
             stored=_stored(checkpoint, num_stages),
         )
-
-    def check_fits(self, num_draft_tokens: int) -> None:
-        """Raise Refusal, with the numbers, for more drafts than stages."""
-        if num_draft_tokens > self.num_stages:
-            reason = (
-                f"num_speculative_tokens is {num_draft_tokens}, and each of {self.num_stages} stages drafts one token"
-            )
-            raise Refusal(reason, f'"num_speculative_tokens": {self.num_stages} or fewer')
 
 
 def _stored(checkpoint: Checkpoint, num_stages: int) -> dict[str, int]:
@@ -80,7 +64,9 @@ def _stored(checkpoint: Checkpoint, num_stages: int) -> dict[str, int]:
     return {"emb": 1, "proj": min(2, num_stages), "ln": 1, "head": num_stages if heads > 1 else 1}
 
 
-def our_tensors(tensors: Mapping[str, Tensor], spec: MlpSpec, num_stages: int, source: str) -> dict[str, Tensor]:
+def our_tensors(
+    tensors: Mapping[str, Tensor], spec: MlpSpec, num_stages: int, checkpoint: Checkpoint
+) -> dict[str, Tensor]:
     """The tensors of the first stages. Copies of what is tied are left out.
 
     Raises CheckpointError SD-E171 where a tensor that the configuration says is tied differs from what it repeats.
@@ -93,8 +79,7 @@ def our_tensors(tensors: Mapping[str, Tensor], spec: MlpSpec, num_stages: int, s
         if found is None or int(found[2]) <= min(last, num_stages - 1):
             ours[name] = tensor
         elif int(found[2]) > last and not _repeats(tensor, tensors, stored, name, f"{found[1]}.{last}.{found[3]}"):
-            facts = {"field": "tie_weights", "expected": f"{name} like {found[1]}.{last}", "found": "other values"}
-            raise CheckpointError("SD-E171", "the stages of the checkpoint are not tied", facts | {"file": source})
+            raise unusable(checkpoint, "tie_weights", f"{name} like {found[1]}.{last}", "other values")
     return ours
 
 

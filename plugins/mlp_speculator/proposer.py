@@ -25,11 +25,10 @@ class MlpSpeculatorProposer(CachedTargetProposer):
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The target's final hidden states, and as many drafts as stages.
 
-        Raises Refusal if the stages do not fit the target or are fewer than K, or are Arctic's; CheckpointError:
-        SD-E146, SD-E170 .. SD-E172.
+        Raises Refusal if the stages do not fit the target or are Arctic's; CheckpointError: SD-E146, SD-E170 ..
+        SD-E172.
         """
         spec = MlpSpec.read(cls.open_checkpoint(config), target)
-        spec.check_fits(config.num_draft_tokens)
         return cls.shared_needs(config, target, hidden_states=("final",), max_draft_tokens=spec.num_stages)
 
     def build(self) -> None:
@@ -37,7 +36,7 @@ class MlpSpeculatorProposer(CachedTargetProposer):
         checkpoint, num_stages = self.open_checkpoint(self.config), self.config.num_draft_tokens
         spec = MlpSpec.read(checkpoint, self.target)
         tensors = self.services.load_tensors(checkpoint.directory)
-        weights = Weights(our_tensors(tensors, spec, num_stages, str(checkpoint.config_file)), checkpoint.directory)
+        weights = Weights(our_tensors(tensors, spec, num_stages, checkpoint), checkpoint.directory)
         with torch.device("meta"):  # no time for random weights
             self.network = MlpSpeculator(spec, num_stages)
         self.network.to_empty(device=self.services.device)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.sdk import Draft, Services, StepView
-from specdec.sdk.model_proposer import DraftChain, DraftSampler, DrawRule, per_request, width_of
+from specdec.sdk import Draft, StepView
+from specdec.sdk.model_proposer import DraftChain, DrawRule, ModelProposer, per_request, width_of
 
 from .network import MtpModule
 
@@ -23,7 +23,8 @@ class ModuleChain:
     pass over the committed tokens would write.
     """
 
-    def __init__(self, modules: Sequence[MtpModule], services: Services) -> None:
+    def __init__(self, modules: Sequence[MtpModule], proposer: ModelProposer) -> None:
+        services = proposer.services
         self._modules, self._services = modules, services
         target, dtype = services.target, modules[0].embedding_norm.weight.dtype
         shape = target.max_num_seqs, len(modules), target.hidden_size
@@ -31,7 +32,7 @@ class ModuleChain:
         """Of the request in each row the last output of each module whose tokens are decided."""
         self._generation = torch.full(shape[:1], -1, device=services.device)
         self._captured_observe = services.capture(self._observe_each)
-        self._chain = DraftChain(services, self._drawn)
+        self._chain = DraftChain(proposer, self._inputs, self._drawn)
 
     def observe(self, step: StepView) -> None:
         """Run the rows whose tokens the step decided."""
@@ -47,12 +48,15 @@ class ModuleChain:
             decided = self._captured_observe(*places, before, *per_request(step, width, *columns))
         self._decided[step.slots], self._generation[step.slots] = decided, step.generation
 
-    def propose(self, step: StepView, chosen: Tensor | None, num_tokens: int, sampler: DraftSampler) -> Draft:
-        """Draft so many tokens for the requests at the places `chosen` [b], None for all."""
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        return self._chain.draft(step)
+
+    def _inputs(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, ...]:
         slots, starts = step.slots, step.kept.next_position
         if chosen is not None:
             slots, starts = slots[chosen], starts[chosen]
-        return self._chain.draft(sampler, num_tokens, slots, starts, self._decided[slots])
+        return slots, starts, self._decided[slots]
 
     def _observe_each(
         self, slots: Tensor, starts: Tensor, num_kept: Tensor, before: Tensor, token_ids: Tensor, hidden: Tensor

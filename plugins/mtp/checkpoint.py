@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import ProposerConfig, Refusal, TargetInfo
-from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.errors import CheckpointError
 
 from .layouts import BLOCK_RECYCLING_TYPES, LAYOUTS, MtpLayout, Recycled, find_modules, unserved_layout
@@ -109,14 +109,9 @@ def _check_fits(projection: tuple[int, ...], layer_config: Mapping[str, Any], ta
     if len(projection) != 2 or projection[1] != 2 * projection[0]:
         facts = {"expected": "a projection [H, 2H]", "found": list(projection)}
         raise CheckpointError("SD-E175", "the draft checkpoint's projection is no module's that is implemented", facts)
-    pairs = {
-        "hidden size": (projection[0], target.hidden_size),
-        "vocabulary": (layer_config.get("vocab_size", target.vocab_size), target.vocab_size),
-    }
-    for fact, (expected, found) in pairs.items():
-        if expected != found:
-            reason = f"the module is for a target whose {fact} is {expected}, and this target's is {found}"
-            raise Refusal(reason, "the module of this target's own checkpoint, or one trained for it")
+    works = "the module of this target's own checkpoint, or one trained for it"
+    vocab_size = layer_config.get("vocab_size", target.vocab_size)
+    require_target(target, works, hidden_size=projection[0], vocab_size=vocab_size)
 
 
 def _no_module(checkpoint: Checkpoint) -> Refusal:

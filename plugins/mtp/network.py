@@ -18,12 +18,12 @@ from .checkpoint import MtpSpec
 
 
 class MtpModule(nn.Module):
-    """Norms, projection and layer. Fill its weights, then `attach` what may be the target's, before it is run.
+    """Norms, projection and layer. Fill its weights, then set what may be the target's, before it is run.
 
     The embedding of position 0's row is not zeroed, as in training and in transformers; some engines zero it.
     """
 
-    embedding: nn.Module
+    embedding: nn.Module  # of target ids
     head: nn.Module
 
     def __init__(self, spec: MtpSpec, decoder: Any, depth: int = 0) -> None:
@@ -42,10 +42,6 @@ class MtpModule(nn.Module):
         self.final_norm = deepcopy(norm) if "final_norm" in spec.layout.parts else nn.Identity()
         self._hidden_first = spec.layout.hidden_first
         self._recycles_normed = spec.recycled == "normed"
-
-    def attach(self, embedding: nn.Module, head: nn.Module) -> None:
-        """Embedding of target ids, and output head."""
-        self.embedding, self.head = embedding, head
 
     def forward(self, token_ids: Tensor, positions: Tensor, hidden: Tensor, attention: Mapping[str, Any]) -> Tensor:
         """The block's output [M, H]: row i reads the token after position i and the hidden state at i."""

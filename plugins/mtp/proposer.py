@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions
+from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, Services, StepView, TargetInfo
+from specdec.sdk.model_proposer import ModelOptions, Weights
+from specdec.sdk.model_proposer.autoregressive import HeadProposer
 
 from .chain import ModuleChain
 from .checkpoint import MtpSpec
 from .layouts import Recycled
 from .network import MtpModule
-from .tensors import open_weights
 
 
 class MtpOptions(ModelOptions):
@@ -32,7 +33,7 @@ class MtpOptions(ModelOptions):
     )
 
 
-class MtpProposer(AutoregressiveProposer):
+class MtpProposer(HeadProposer):
     """Multi-token prediction (arXiv 2412.19437): the target's layers for tokens behind the next one.
 
     Without `model` the modules are those in the target's own checkpoint. A single one drafts every token, run K times
@@ -41,7 +42,6 @@ class MtpProposer(AutoregressiveProposer):
     """
 
     DRAFTS_TREES = True
-    INPUTS_ARE_SHIFTED = True
     Options = MtpOptions
 
     @classmethod
@@ -74,17 +74,16 @@ class MtpProposer(AutoregressiveProposer):
         modules = [self._module(spec, decoder, depth) for depth in range(len(spec.indices))]
         self.network = modules[0]
         self._further = nn.ModuleList(modules[1:])  # an attribute, because new weights are copied into attributes
-        self._modules = ModuleChain(modules, self.services) if len(modules) > 1 else None
+        self._modules = ModuleChain(modules, self) if len(modules) > 1 else None
 
     def _module(self, spec: MtpSpec, decoder: Any, depth: int) -> MtpModule:
         module = MtpModule(spec, decoder, depth)
-        weights = open_weights(spec, spec.indices[depth], self.services, module.state_dict().keys())
+        weights = _open_weights(spec, spec.indices[depth], self.services, module.state_dict().keys())
         weights.fill(module)
-        embedding = self.load_embedding(weights, spec.hidden_size)
+        module.embedding = self.load_embedding(weights, spec.hidden_size)
         scale = spec.checkpoint.logit_scale
-        head = self.load_head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
+        module.head = self.load_head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
         weights.finish()
-        module.attach(embedding, head)
         self.services.finish(module, self.settings)
         return module
 
@@ -99,27 +98,29 @@ class MtpProposer(AutoregressiveProposer):
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
-        if self._modules is None:
-            return super().propose(step)
-        chosen, num_tokens = self.wanted(step), self.most_wanted(step)
-        sampler = self.sampler(step, chosen)
-        if num_tokens == 0:
-            return sampler.draft()
-        return self._modules.propose(step, chosen, num_tokens, sampler)
+        return super().propose(step) if self._modules is None else self._modules.propose(step)
 
-    def first(self, inputs: DraftInputs) -> Tensor:
-        """Run the committed rows on the target's hidden states."""
-        assert inputs.hidden is not None, "declared"
-        return self._run(inputs, inputs.hidden)
 
-    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
-        """Run one drafted token per request on what the module gave before it."""
-        return self._run(inputs, states)
+def _open_weights(spec: MtpSpec, index: int, services: Services, wanted: Collection[str]) -> Weights:
+    """Read one module, and nothing else of the checkpoint. `wanted`: the names that the network has places for.
 
-    def logits(self, states: Tensor) -> Tensor:
-        """The head's logits of recycled states."""
-        return self.network.logits(states)
+    Raises CheckpointError SD-E146.
+    """
+    directory = spec.checkpoint.directory
+    stored = services.load_tensors(directory, spec.layout.prefixes(index))
+    renames = spec.layout.renames(index)
+    ours = {_our_name(name, renames): tensor for name, tensor in stored.items()}
+    weights = Weights({_in_router(name, wanted): tensor for name, tensor in ours.items()}, directory)
+    weights.drop(*spec.layout.further_modules(), "*rotary_emb.inv_freq", "verifier_*")
+    return weights
 
-    def _run(self, inputs: DraftInputs, hidden: Tensor) -> Tensor:
-        block = self.network(inputs.token_ids, inputs.positions, hidden, inputs.attention)
-        return self.network.recycled(block[inputs.last])
+
+def _our_name(stored: str, renames: Mapping[str, str]) -> str:
+    published = next((each for each in renames if stored.startswith(each)), None)
+    return stored if published is None else renames[published] + stored.removeprefix(published)
+
+
+def _in_router(name: str, wanted: Collection[str]) -> str:
+    """Move what some publishers keep beside the router to where transformers keeps it."""
+    inside = name.replace(".mlp.", ".mlp.gate.", 1)
+    return inside if name not in wanted and inside in wanted else name

@@ -37,6 +37,7 @@ from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import Failed, as_error
 
 from .connection import Connection, LostError
+from .drafter import Place
 
 if TYPE_CHECKING:
     from .proposer import IsolationOptions
@@ -59,7 +60,7 @@ OUT_OF_MEMORY = re.compile("MemoryError|allocate memory|not enough memory|bad_al
 """Python's error, C++'s, and torch's, which has no class of its own; and a thread's stack that finds no room."""
 
 
-class Child:
+class Child(Place):
     """The place of a proposer in a process of its own, behind a keeper that forks it."""
 
     def __init__(
@@ -111,10 +112,8 @@ class Child:
         except OSError as error:  # no memory for a process, no room for its directory
             raise LostError(f"it cannot be started: {error}") from error
         self._is_new = False
-        return Connection(socket_of(self._there.directory, self._number), RETRY_MS, most_bytes=most_bytes)
-
-    def require_own(self) -> None:
-        """Its directory is this user's alone."""
+        assert self._keeper is not None, "it was started"
+        return Connection(socket_of(self._keeper.directory, self._number), RETRY_MS, most_bytes=most_bytes)
 
     def has_failed(self) -> bool:
         """Whether the newest process will not answer."""
@@ -156,7 +155,8 @@ class Child:
     def _is_ending(self) -> bool:
         """Whether it is still there. It is told to end once, and killed if it does not."""
         self._read(0)
-        if self._keeper is not None and not self._has_ended():
+        has_ended = any(isinstance(each, Ended) for each in self._reports)
+        if self._keeper is not None and not has_ended:
             if self._ends_by is None:
                 self._keeper.say(KILL)
                 self._ends_by = time.monotonic() + KILL_SECONDS
@@ -166,11 +166,6 @@ class Child:
             self._drop_keeper()
         self._ends_by = None
         return False
-
-    @property
-    def _there(self) -> _Keeper:
-        assert self._keeper is not None, "it was started"
-        return self._keeper
 
     def _start(self) -> None:
         if self._keeper is None or not self._keeper.is_whole or not self._keeper.say(START):
@@ -192,9 +187,6 @@ class Child:
             return False
         self._reports += [each for each in reports if isinstance(each, Failed) or each.number == self._number]
         return bool(reports)
-
-    def _has_ended(self) -> bool:
-        return any(isinstance(each, Ended) for each in self._reports)
 
     def _error(self) -> SpecdecError | None:
         """The error of a start. None: it is ready."""

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 from specdec.sdk.errors import ConfigError, message
 from specdec.sdk.keys import ClientKey
@@ -47,39 +46,34 @@ FATE_SECONDS = 5.0
 """The longest that the start waits for how a drafter ended. Steps wait for none."""
 
 
-class Place(Protocol):
-    """Where a drafter is."""
+class Place:
+    """Where a drafter is. `At` is a place of somebody else's; a process of the engine's own is one too."""
 
-    @property
-    def label(self) -> str:
-        """For people."""
-        ...
+    label: str  # for people
 
     def connect(self, most_bytes: int) -> Connection:
         """A new connection, for messages up to a size. A drafter that belongs to the place is started."""
-        ...
+        raise NotImplementedError
 
     def require_own(self) -> None:
         """Raise LostError where whoever answers may be somebody else's."""
-        ...
 
     def has_failed(self) -> bool:
         """Whether it is known that the drafter will not answer."""
-        ...
+        return False
 
     def fate(self, seconds: float) -> str | None:
         """What is known of its end; empty: nothing. None: it does not end within so many seconds, and is asked again.
 
         A drafter that belongs to the place is ended by it.
         """
-        ...
+        return ""
 
     def close(self) -> None:
         """End what belongs to the place."""
-        ...
 
 
-class At:
+class At(Place):
     """A server that somebody else runs."""
 
     def __init__(self, address: str, key: ClientKey | None = None) -> None:
@@ -104,14 +98,6 @@ class At:
             raise LostError(
                 f"user {owner} owns {self._path}: expected user {os.geteuid()}, or root. Let it be in a folder of yours"
             )
-
-    def has_failed(self) -> bool:
-        return False
-
-    def fate(self, seconds: float) -> str:
-        return ""
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -154,18 +140,15 @@ class Drafter:
     def begin(self, seconds: float) -> None:
         """Reach it for the first time. Raises ConfigError SD-E334 if it does not answer, or as it refuses."""
         try:
-            self._connect()
-            answer = self._open.receive(seconds)
+            answer = self._connect().receive(seconds)
+            if isinstance(answer, Welcome):
+                self._welcomed(answer)
         except LostError as error:
             raise self._not_there(str(error)) from error
         if isinstance(answer, Refused):
             raise ConfigError(answer.code, answer.summary, answer.facts)
         if not isinstance(answer, Welcome):
             raise self._not_there(f"it did not answer within {seconds:g} s")
-        try:
-            self._welcomed(answer)
-        except LostError as error:
-            raise self._not_there(str(error)) from error
 
     @property
     def is_up(self) -> bool:
@@ -275,17 +258,13 @@ class Drafter:
             logger.debug("%s is not back: %s %s; next try in %.2f s", label, loss.reason, fate, loss.pause)
         return True
 
-    @property
-    def _open(self) -> Connection:
-        assert self._connection is not None, "it was connected"
-        return self._connection
-
-    def _connect(self) -> None:
+    def _connect(self) -> Connection:
         """Raises LostError."""
-        self._connection = self._place.connect(self._most_bytes)
-        self._connection.send(self._hello)
+        self._connection = connection = self._place.connect(self._most_bytes)
+        connection.send(self._hello)
         for each in self.first_words.values():
-            self._connection.send(each)
+            connection.send(each)
+        return connection
 
     def _welcomed(self, answer: Welcome) -> None:
         """Raises LostError."""

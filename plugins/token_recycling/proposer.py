@@ -7,20 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import (
-    Draft,
-    KeptTokens,
-    Needs,
-    ProposerConfig,
-    RequestView,
-    Services,
-    StepView,
-    StrictModel,
-    TargetInfo,
-)
+from specdec.sdk import Draft, KeptTokens, Needs, ProposerConfig, RequestView, Services, StepView, TargetInfo
 from specdec.sdk.extensions import RejectedTokens, State, TargetTokens, Trees
 from specdec.sdk.trees import Tree, best_first
 
@@ -31,6 +20,9 @@ Successors = dict[int, Sequence[int]]
 
 RANK_RATES = (0.43, 0.075, 0.038, 0.018, 0.014, 0.008, 0.005, 0.004)
 """How often the successor of each rank is right where its predecessor was: of the packaged target's greedy texts."""
+
+MOST_NAMESPACES = 64
+"""Whose successors are kept: the last ones used."""
 
 
 class TokenRecyclingProposer:
@@ -50,13 +42,6 @@ class TokenRecyclingProposer:
     default_draft_tokens = 3
     """A chain of single successors is seldom right for longer."""
 
-    class Options(StrictModel):
-        """Options of the token_recycling proposer."""
-
-        max_namespaces: int = Field(
-            default=64, ge=1, description="namespaces whose successors are kept, the last ones used"
-        )
-
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The target's likeliest token after every row, or its eight likeliest for trees."""
@@ -66,8 +51,6 @@ class TokenRecyclingProposer:
         return Needs(state="shared", extensions=(TargetTokens(top_k=count, rejected=True), State(), *trees))
 
     def __init__(self, config: ProposerConfig) -> None:
-        options: TokenRecyclingProposer.Options = config.options or self.Options()
-        self._max_namespaces = options.max_namespaces
         self._depth, self._draws_trees = config.num_draft_tokens, config.max_nodes is not None
         self._successors: dict[str, Successors] = {}  # by namespace, the last one used comes last
         self._namespaces: dict[str, str] = {}  # by request
@@ -88,7 +71,7 @@ class TokenRecyclingProposer:
         """Use the successors of its namespace, and forget those used longest ago."""
         self._namespaces[request.request_id] = request.namespace
         self._successors[request.namespace] = self._successors.pop(request.namespace, {})
-        while len(self._successors) > self._max_namespaces:
+        while len(self._successors) > MOST_NAMESPACES:
             del self._successors[next(iter(self._successors))]
 
     def observe(self, step: StepView) -> None:

@@ -206,11 +206,8 @@ class Part:
         """The kept tokens, with what the part declared beside them."""
         if not kept.hidden and kept.top_ids is None:
             return kept
-        return replace(kept, hidden=self._hidden(kept), **self._top(kept))
-
-    def _hidden(self, kept: KeptTokens) -> tuple[Tensor, ...]:
-        """The part's own states, in its order."""
-        return tuple([kept.hidden[place] for place in self._hidden_places])
+        hidden = tuple([kept.hidden[place] for place in self._hidden_places])  # in the part's order
+        return replace(kept, hidden=hidden, **self._top(kept))
 
     def _top(self, rows: KeptTokens | RejectedTokens) -> dict[str, Any]:
         """The target's most likely tokens, as many as the part reads."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..config import ProposerConfig
-from ..errors import Refusal
 from ..extensions import Ahead, DraftKV, DraftKVStore, Metrics
 from ..needs import Needs, needs_of
 from ..services import Services
@@ -26,14 +25,6 @@ from .sampling import DrawRule
 
 if TYPE_CHECKING:
     from .ahead import AheadDrafter
-
-
-def _draft_kv_of(services: Services) -> DraftKVStore | None:
-    """The store that was declared, if one was."""
-    try:
-        return services.draft_kv()
-    except Refusal:
-        return None
 
 
 @dataclass(frozen=True)
@@ -117,14 +108,18 @@ class AutoregressiveProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Bind as `ModelProposer` does, and find the draft KV."""
         super().bind(target, services)
-        self._kv = _draft_kv_of(services)
+        needs = needs_of(type(self), self.config, target)
+        declared = needs.extension(DraftKV)
+        self._kv: DraftKVStore | None = None if declared is None else services.draft_kv()
         self._last_hidden: Tensor | None = None
         self._compiled_first = services.compile(self._first_shifted if self.INPUTS_ARE_SHIFTED else self._first_tokens)
         self._compiled_next = services.compile(self._next)
         self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
-        self._chain = DraftChain(services, self._drawn)
-        self._ahead = self._ahead_drafter()
+        self._chain = DraftChain(self, self._starts, self._drawn)
+        self._ahead: AheadDrafter | None = None
+        if needs.extension(Ahead) is not None and declared is not None and self._kv is not None:
+            self._ahead = self._ahead_drafter(self._kv, declared)
         self._trees = DraftTrees(self, self._starts, self._grow_by_levels)
 
     def warmup(self) -> None:
@@ -160,12 +155,7 @@ class AutoregressiveProposer(ModelProposer):
             return self._ahead.propose(step)
         if self.config.max_nodes is not None:
             return self._trees.draft(step)
-        chosen = self.wanted(step)
-        sampler = self.sampler(step, chosen)
-        budget = self.most_wanted(step)
-        if budget == 0:
-            return sampler.draft()
-        return self._chain.draft(sampler, budget, *self._starts(step, chosen))
+        return self._chain.draft(step)
 
     def draft_ahead(self, num_outcomes: int, /) -> bool:
         """Do one pass for the next drafts, where `ahead_needs` was asked for. See `Ahead`."""
@@ -175,15 +165,11 @@ class AutoregressiveProposer(ModelProposer):
         """What became of drafts that were prepared."""
         return {} if self._ahead is None else self._ahead.metrics()
 
-    def _ahead_drafter(self) -> AheadDrafter | None:
-        needs = needs_of(type(self), self.config, self.target)
-        declared = needs.extension(DraftKV)
-        if needs.extension(Ahead) is None or declared is None or self._kv is None:
-            return None
+    def _ahead_drafter(self, kv: DraftKVStore, declared: DraftKV) -> AheadDrafter:
         from .ahead import AheadDrafter
 
         run = self.services.compile(self._logits_after)
-        return AheadDrafter(run, self._kv, declared, self.vocabulary, self.target, self.services.device)
+        return AheadDrafter(run, kv, declared, self.vocabulary, self.target, self.services.device)
 
     def _logits_after(self, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]) -> Tensor:
         return self.logits(self.first(DraftInputs(token_ids, positions, None, last, attention)))
@@ -228,15 +214,12 @@ class AutoregressiveProposer(ModelProposer):
             found.add(self.logits(states).view(count, width, -1), level)
         return found.result()
 
-    def _next(self, states: Tensor, token_ids: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
-        """Draft one token per request after what `_places` gave. Returns its new states, and the logits after it."""
-        states = self._advanced(states, token_ids, *places)
-        return states, self.logits(states)
-
-    def _advanced(
+    def _next(
         self, states: Tensor, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]
-    ) -> Tensor:
-        return self.advance(DraftInputs(token_ids, positions, None, last, attention), states)
+    ) -> tuple[Tensor, Tensor]:
+        """Draft one token per request after what `_places` gave. Returns its new states, and the logits after it."""
+        states = self.advance(DraftInputs(token_ids, positions, None, last, attention), states)
+        return states, self.logits(states)
 
     def _places(self, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
         """Positions, last inputs and attention of a pass over one token per request."""
@@ -350,3 +333,34 @@ class AutoregressiveProposer(ModelProposer):
             states = torch.where((offset == 0)[:, None], preceding[owner], kept[(source - 1).clamp(min=0)])
         last = cu_queries[:-1] + num_kept
         return self.first(DraftInputs(tokens, starts[owner] + offset, states, last, attention))
+
+
+class HeadProposer(AutoregressiveProposer):
+    """A head on the target's hidden states. After drafted tokens it reads states of its own in their place.
+
+    `network` takes token ids, positions, states and arguments of the attention. Its `recycled` makes of an output what
+    the next token reads, and its `logits` reads that too.
+    """
+
+    INPUTS_ARE_SHIFTED = True
+    network: Any
+
+    def first(self, inputs: DraftInputs) -> Tensor:
+        """Run the committed rows on the target's hidden states."""
+        assert inputs.hidden is not None, "declared"
+        return self.run(inputs, inputs.hidden)
+
+    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        """Run one drafted token per request on the head's own state before it."""
+        return self.run(inputs, states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The head's logits of recycled states."""
+        logits: Tensor = self.network.logits(states)
+        return logits
+
+    def run(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        """The recycled states [b, h] at `inputs.last`, of rows that read states [M, h]."""
+        output = self.network(inputs.token_ids, inputs.positions, states, inputs.attention)
+        recycled: Tensor = self.network.recycled(output[inputs.last])
+        return recycled

@@ -25,7 +25,7 @@ from .sampling import DraftSampler
 from .updates import UpdatedServices, copy_networks, other_parts
 from .vocabulary import DraftVocabulary
 from .warm_up import WarmUp
-from .weights import Weights
+from .weights import Weights, linear_of
 
 logger: logging.Logger = logging.getLogger("specdec")
 
@@ -219,7 +219,10 @@ class ModelProposer(ProposerBase):
         """
         take = weights.take_if_there if width in (-1, self.target.hidden_size) else weights.take
         table = take(name, self.target.vocab_size, width)
-        return TargetEmbedding(self.services) if table is None or self._is_targets(table) else _own_embedding(table)
+        if table is None or self._is_targets(table):
+            return TargetEmbedding(self.services)
+        own: torch.nn.Module = torch.nn.Embedding.from_pretrained(table)  # type: ignore[no-untyped-call]
+        return own
 
     def load_head(
         self,
@@ -243,7 +246,7 @@ class ModelProposer(ProposerBase):
         matrix = weights.take_if_there(name, num_ids, width) if whole else weights.take(name, num_ids, width)
         if matrix is None:
             return TargetHead(self.services, logit_scale)
-        own = _own_head(matrix)
+        own = linear_of(matrix)
         return own if logit_scale is None or logit_scale == 1 else ScaledHead(own, logit_scale)
 
     def sampler(self, step: StepView, chosen: Tensor | None) -> DraftSampler:
@@ -338,18 +341,6 @@ def _embedding_factor(services: Services) -> float:
     if not str(services.target.config.get("model_type")).startswith(SCALED_EMBEDDINGS):
         return 1.0
     return torch.tensor(services.target.hidden_size**0.5, dtype=services.dtype).item()  # rounded as there
-
-
-def _own_embedding(table: Tensor) -> torch.nn.Module:
-    embedding = torch.nn.Embedding(table.shape[0], table.shape[1], device="meta")
-    embedding.weight = torch.nn.Parameter(table, requires_grad=False)
-    return embedding
-
-
-def _own_head(matrix: Tensor) -> torch.nn.Module:
-    head = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
-    head.weight = torch.nn.Parameter(matrix, requires_grad=False)
-    return head
 
 
 def _ids(vocabulary: DraftVocabulary | None) -> list[int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ..types import Draft, StepView
 from .base import ModelProposer
+from .draft_chain import Inputs
 from .drawn_nodes import DrawnNodes, DrawnShape
 from .greedy_tree import Candidates
 from .sampling import DrawRule
 
-Inputs = Callable[[StepView, Tensor | None], Sequence[Tensor]]
-"""(step, the places in it that want drafts or None for all): tensors with a row for each of these requests."""
 Nodes = Candidates | DrawnNodes
 Grow = Callable[..., tuple[Tensor, ...]]
 """(nodes, what `Inputs` gave): what `DraftSampler.draft_of_trees` takes. It may be captured (`Services.capture`)."""

@@ -44,19 +44,16 @@ class CachedTargetProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Bind as `ModelProposer` does, and make the chain that drafts."""
         super().bind(target, services)
-        self._chain = DraftChain(services, self._drawn)
+        self._chain = DraftChain(self, self._inputs, self._drawn)
 
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
-        chosen, num_tokens = self.wanted(step), self.most_wanted(step)
-        sampler = self.sampler(step, chosen)
-        if num_tokens == 0:
-            return sampler.draft()
+        return self._chain.draft(step)
+
+    def _inputs(self, step: StepView, chosen: Tensor | None) -> Sequence[Tensor]:
         inputs = [step.slots, step.kept.next_position, step.newest_token, *self.first_states(step)]
-        if chosen is not None:
-            inputs = [each[chosen] for each in inputs]
-        return self._chain.draft(sampler, num_tokens, *inputs)
+        return inputs if chosen is None else [each[chosen] for each in inputs]
 
     def _drawn(
         self, rule: DrawRule, num_tokens: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *given: Tensor

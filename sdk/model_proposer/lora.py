@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, lacks
 from ..errors import CheckpointError, Refusal
+from .weights import linear_of
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
@@ -30,8 +31,8 @@ class LowRank(nn.Module):
     def __init__(self, down: Tensor, up: Tensor, scale: float = 1.0) -> None:
         """down: [r, in]. up: [out, r]. The scale becomes a part of it."""
         super().__init__()
-        self.down: nn.Linear = _linear(down)
-        self.up: nn.Linear = _linear(up.float() * scale)
+        self.down: nn.Linear = linear_of(down)
+        self.up: nn.Linear = linear_of(up.float() * scale)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -103,8 +104,7 @@ def _paired(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
         sides.setdefault(found["layer"].removeprefix(_PREFIX), {})[found["side"]] = name
     lone = [f"{layer}.lora_{side}.weight" for layer, each in sides.items() for side in "AB" if side not in each]
     if lone or not sides:
-        facts = {"tensor": ", ".join(lone[:6]) or "LAYER.lora_A.weight", "checkpoint": checkpoint.directory}
-        raise CheckpointError("SD-E172", "the adapter lacks a tensor", facts)
+        raise lacks(checkpoint, ", ".join(lone[:6]) or "LAYER.lora_A.weight")
     return {layer: (each["A"], each["B"]) for layer, each in sides.items()}
 
 
@@ -122,9 +122,3 @@ def _require_rank(checkpoint: Checkpoint, layer: str, rank: int, down: tuple[int
 def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
     """The first entry whose key is the layer's name or its end, as PEFT reads these tables."""
     return next((each for key, each in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", layer)), otherwise)
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    return layer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
+from .draft_chain import DraftChain
 from .draft_trees import DraftTrees, Nodes
 from .greedy_tree import Candidates, tree_of_positions
 from .sampling import Drawing, DrawRule
@@ -50,7 +50,7 @@ class ParallelProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Bind as `ModelProposer` does, and prepare the captured blocks."""
         super().bind(target, services)
-        self._captured: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+        self._blocks = DraftChain(self, self._inputs_of, self._drawn_block)
         self._trees_of_blocks = DraftTrees(self, self._inputs_of, self._grow_from_block)
 
     @torch.inference_mode()
@@ -58,13 +58,7 @@ class ParallelProposer(ModelProposer):
         """Draft for every request with a budget."""
         if self.config.max_nodes is not None:
             return self._trees_of_blocks.draft(step)
-        chosen = self.wanted(step)
-        num_tokens = self.most_wanted(step)
-        sampler = self.sampler(step, chosen)
-        if num_tokens == 0:
-            return sampler.draft()
-        inputs = self._inputs_of(step, chosen)
-        return sampler.draft_of(*self._pass(sampler.rule, num_tokens)(*inputs, *sampler.numbers(num_tokens)))
+        return self._blocks.draft(step)
 
     def _inputs_of(self, step: StepView, chosen: Tensor | None) -> Sequence[Tensor]:
         inputs = self.block_inputs(step)
@@ -89,15 +83,6 @@ class ParallelProposer(ModelProposer):
         logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
         """
         return tree_of_positions(logits, num_nodes, self.vocabulary)
-
-    def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
-        """The pass for so many tokens, drawn by a rule."""
-        if rule.masks is not None:
-            return partial(self._drawn_block, rule, num_tokens)
-        key = rule.form, num_tokens
-        if key not in self._captured:
-            self._captured[key] = self.services.capture(partial(self._drawn_block, rule, num_tokens))
-        return self._captured[key]
 
     def _drawn_block(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The tokens of a block and what they were drawn from, from its inputs and then the numbers of the rule."""

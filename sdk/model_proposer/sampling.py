@@ -49,7 +49,6 @@ class DraftSampler:
         self._sampling = {} if sampling is None else _columns_of(sampling, chosen)
         form = "one_hot" if sampling is None else form
         self.rule: DrawRule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary, masks)
-        self._uniforms: list[Tensor] = []
         self._drawing: Drawing | None = None
 
     @property
@@ -66,9 +65,8 @@ class DraftSampler:
     def draw(self, logits: Tensor) -> Tensor:
         """The next draft token of every row, as target ids [b], from its logits [b, D]."""
         if self._drawing is None:
-            self._drawing = FORMS[self.rule.form](self.rule, self._sampling, self._uniforms)
-        if not self.is_greedy:
-            self._uniforms.append(self._uniform(len(self._uniforms)))
+            width = self._step.width
+            self._drawing = self.rule.drawing(self.numbers(width), width)
         return self._drawing.draw(logits)
 
     def numbers(self, num_tokens: int) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -110,10 +110,8 @@ def misfit(wrong: Mapping[str, str]) -> ConfigError:
 def _tensors(attributes: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     for attribute, network in sorted(attributes.items()):
         if isinstance(network, nn.Module):
-            for module_name, module in network.named_modules(prefix=attribute):
-                for own in (module._parameters, module._buffers):
-                    held = cast("Mapping[str, Tensor | None]", own)
-                    yield from ((f"{module_name}.{name}", each) for name, each in held.items() if each is not None)
+            yield from network.named_parameters(attribute, remove_duplicate=False)
+            yield from network.named_buffers(attribute, remove_duplicate=False)
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:

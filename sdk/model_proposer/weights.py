@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from .experts import joined_experts
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
 class Weights:
@@ -118,6 +120,33 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], source: str | 
     weights = Weights(tensors, source)
     weights.fill(module)
     weights.finish()
+
+
+def joined_experts(tensors: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+    """The tensors, with experts joined where `wanted` has the joined names.
+
+    Of E experts of inner width m on states of width H: gate_up_proj [E, 2m, H], the gate first; down_proj [E, H, m].
+    A set that is not complete stays as it is, to be reported as missing.
+    """
+    found = {name: match for name in tensors if (match := _EXPERT.fullmatch(name))}
+    joined = {name: tensor for name, tensor in tensors.items() if name not in found}
+    for stem in sorted({match[1] for match in found.values()}):
+        own = {(int(match[2]), match[3]): tensors[name] for name, match in found.items() if match[1] == stem}
+        count = 1 + max(expert for expert, _ in own)
+        if f"{stem}.gate_up_proj" in wanted and len(own) == 3 * count:
+            pairs = [torch.cat([own[expert, "gate_proj"], own[expert, "up_proj"]]) for expert in range(count)]
+            joined[f"{stem}.gate_up_proj"] = torch.stack(pairs)
+            joined[f"{stem}.down_proj"] = torch.stack([own[expert, "down_proj"] for expert in range(count)])
+        else:
+            joined |= {name: tensors[name] for name, match in found.items() if match[1] == stem}
+    return joined
+
+
+def linear_of(weight: Tensor) -> nn.Linear:
+    """A linear layer of a weight [out, in], without a bias."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
 
 
 def _listed(names: Iterable[str]) -> str:

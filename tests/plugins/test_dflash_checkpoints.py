@@ -297,10 +297,9 @@ def test_ids_that_do_not_match_the_projection_are_an_error(tmp_path):
 
 
 UNFIT = {
-    "hidden size": ({"target_hidden_size": 512}, "hidden size is 512; this target's is 256"),
-    "vocabulary": ({"vocab_size": 32_000}, "vocabulary is 32000; this target's is 4096"),
-    "layers": ({"num_target_layers": 36}, "number of layers is 36; this target's is 8"),
-    "ids": ({"dflash_config.target_layer_ids": [1, 3, 8]}, "after 2, 4, 9 layers, and the target has 8"),
+    "hidden size": ({"target_hidden_size": 512}, "hidden size is 512, and this target's is 256"),
+    "vocabulary": ({"vocab_size": 32_000}, "vocabulary is 32000, and this target's is 4096"),
+    "layers": ({"num_target_layers": 36}, "number of layers is 36, and this target's is 8"),
     "mask": (
         {"dflash_config.mask_token_id": V},
         "mask_token_id 4096 has no row in the target's embedding of 4096 rows",
@@ -313,7 +312,7 @@ UNFIT = {
     ),
     "dynamic": (
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 128},
-        "its rotary positions (dynamic) serve 128; max_model_len is 256",
+        "its 'dynamic' rotary scaling keeps its tables up to 128 positions, and max_model_len is 256",
     ),
     "ids of no convention": ({"dflash_config.layer_ids": [1, 2]}, "layer_ids"),
 }
@@ -331,9 +330,14 @@ def test_what_does_not_fit_is_refused_with_the_numbers(name, tmp_path):
 @pytest.mark.parametrize("k", [BLOCK, BLOCK + 3])
 def test_more_drafts_than_the_block_has_slots_are_refused_with_the_number(k, tmp_path):
     with pytest.raises(Refusal) as caught:
-        needs(z_lab(tmp_path), k=k)
-    assert f"num_speculative_tokens is {k}; a block of 9 drafts at most 8" in caught.value.reason
-    assert caught.value.what_would_work == '"num_speculative_tokens": 8 or fewer'
+        start(z_lab(tmp_path), k=k)
+    assert f"num_speculative_tokens is {k}, and this proposer drafts at most 8 tokens" in caught.value.reason
+    assert caught.value.what_would_work == '"num_speculative_tokens": 8'
+
+
+def test_layers_that_the_target_does_not_have_are_refused_with_the_numbers(tmp_path):
+    with pytest.raises(Refusal, match=r"after layer 9 of (.|\n)*the target has 8 layers"):
+        start(change(z_lab(tmp_path), **{"dflash_config.target_layer_ids": [1, 3, 8]}))
 
 
 REQUIRED = ["block_size", "aux_hidden_state_layer_ids", "mask_token_id", "transformer_layer_config"]

@@ -160,8 +160,8 @@ def test_deepspec_files_do_not_say_it_and_mean_the_anchors_slot(tmp_path):
 
 
 def test_more_drafts_than_the_trained_block_are_refused(tmp_path):
-    with pytest.raises(Refusal, match=f"a block of {BLOCK} drafts at most {BLOCK}"):
-        needs(deepspec(tmp_path), k=BLOCK + 1)
+    with pytest.raises(Refusal, match=f"drafts at most {BLOCK} tokens"):
+        start(deepspec(tmp_path), k=BLOCK + 1)
 
 
 # Layer ids

@@ -215,8 +215,8 @@ def test_one_method_refuses_the_others_checkpoint_and_names_it(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "numbers"),
     [
-        ({"target_hidden_size": 512}, "hidden size is 512; this target's is 256"),
-        ({"transformer_layer_config.vocab_size": 32000}, "vocabulary is 32000; this target's is 4096"),
+        ({"target_hidden_size": 512}, "hidden size is 512, and this target's is 256"),
+        ({"transformer_layer_config.vocab_size": 32000}, "vocabulary is 32000, and this target's is 4096"),
     ],
 )
 def test_a_checkpoint_for_another_target_is_refused_with_the_numbers(changes, numbers, tmp_path):
@@ -227,7 +227,7 @@ def test_a_checkpoint_for_another_target_is_refused_with_the_numbers(changes, nu
 
 
 def test_eagle1_of_another_width_is_refused_with_the_numbers(tmp_path):
-    with pytest.raises(Refusal, match="hidden size is 128; this target's is 256"):
+    with pytest.raises(Refusal, match="hidden size is 128, and this target's is 256"):
         needs(change(safeailab_eagle1(tmp_path), hidden_size=128))
 
 

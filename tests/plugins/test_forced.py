@@ -14,7 +14,7 @@ from specdec.sdk.packaged import packaged
 
 def drafted(tokenizer, tail: list[int], forced: str, k: int = 50) -> list[int]:
     """What it drafts where `forced` must follow `tail`."""
-    proposer = ForcedProposer(SimpleNamespace(options=ForcedProposer.Options()))
+    proposer = ForcedProposer(SimpleNamespace())
     proposer.bind(None, SimpleNamespace(tokenizer=tokenizer, forced=lambda request_id: forced))
     return list(proposer.draft(SimpleNamespace(request_id="0"), tail, k))
 

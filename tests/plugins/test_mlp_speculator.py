@@ -137,7 +137,7 @@ REFUSED = {
         "ArcticMLP.*implemented",
     ),
     "no number of stages": (lambda m: m.changed(n_predict=None), 3, "SD-E170.*n_predict"),
-    "more drafts than stages": (lambda m: m, 4, "num_speculative_tokens is 4, and each of 3 stages"),
+    "more drafts than stages": (lambda m: m, 4, "num_speculative_tokens is 4, .* drafts at most 3"),
     "another vocabulary": (lambda m: m.changed(vocab_size=99), 3, "vocabulary is 99, .* is 4096"),
     "another hidden size": (lambda m: m.changed(emb_dim=128), 3, "hidden size is 128, .* is 256"),
     "a missing tensor": (lambda m: m.changed({"ln.1.bias": None}), 3, r"SD-E172.*ln\.1\.bias"),

@@ -77,9 +77,9 @@ def test_requests_learn_from_each_other_within_their_namespace_only(proposer):
     assert drafts(proposer, step) == [[6, 7, 5], []]
 
 
-def test_namespaces_used_longest_ago_are_forgotten():
-    options = TokenRecyclingProposer.Options(max_namespaces=1)
-    proposer = TokenRecyclingProposer(ProposerConfig(num_draft_tokens=K, options=options))
+def test_namespaces_used_longest_ago_are_forgotten(monkeypatch):
+    monkeypatch.setattr("specdec.plugins.token_recycling.proposer.MOST_NAMESPACES", 1)
+    proposer = TokenRecyclingProposer(ProposerConfig(num_draft_tokens=K))
     for name in ("a", "b"):
         proposer.on_start(RequestView(request_id=name, slot=0, generation=1, prompt_token_ids=(), namespace=name))
         proposer.observe(shown([5, 6], [6], names=(name,)))

@@ -8,6 +8,7 @@ import importlib_metadata
 import pytest
 from pydantic import TypeAdapter
 
+from specdec.sdk import StrictModel
 from specdec.testing import fake_target_info
 from specdec.testing.subject import Subject
 
@@ -23,7 +24,7 @@ def came_back(value):
 
 @pytest.mark.parametrize("entry", PACKAGED, ids=lambda entry: entry.name)
 def test_options_of_a_packaged_proposer_come_back(entry):
-    model = entry.load().Options
+    model = getattr(entry.load(), "Options", StrictModel)
     required = {name: REQUIRED[name] for name, field in model.model_fields.items() if field.is_required()}
     options = model(**required)
     assert came_back(options) == options
