@@ -59,7 +59,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = BenchSettings(
         engine=config,
         speculative_config=asked,
-        baseline=baseline if baseline in ("auto", "off") else Path(baseline),
+        baseline="auto" if baseline == "auto" else "off" if baseline == "off" else Path(baseline),
         **dataset_settings(dataset, dataset_path),
         **prompts.settings,
         **measuring.settings,
