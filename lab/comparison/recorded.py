@@ -27,7 +27,7 @@ from ..replay.rows import (
 )
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION
-from .table import TELL_APART, TIMED, Measured, comparison_facts
+from .table import TELL_APART, TIMED, Measured, comparison_facts, require_figure
 from .variants import Variant
 
 REPEAT = 3
@@ -53,6 +53,8 @@ def run_compare_recorded(
     `comparison_facts`. Raises SpecdecError: SD-E251 for drawn drafts of sampled text, SD-E252 for a sort by times that
     are unknown.
     """
+    if sort is not None:
+        require_figure(sort)
     recording, load = Recording.open_filled(folder), load_per_core()
     _refuse_untimed(recording, sort)
     plain = plain_seconds(recording, plugins)

@@ -25,7 +25,7 @@ from ..run import (
     started,
 )
 from ..token_texts import token_texts
-from .table import TELL_APART, Measured, comparison_facts
+from .table import TELL_APART, Measured, comparison_facts, require_figure
 from .variants import Variant
 
 Turns = Sequence[Sequence[tuple[Pass, ...]]]  # by repeat, engine and unit; the first engine decodes plainly
@@ -47,6 +47,7 @@ def run_compare(
     tell_apart: as of `comparison_facts`. Returns the result as it is written to a file. Raises SpecdecError before
     anything is timed where that can be known.
     """
+    require_figure(sort)
     load = load_per_core()
     model, _ = with_verifier(settings.engine.model, None)
     resolved = [with_verifier(settings.engine.model, each.speculative_config)[1] for each in variants]

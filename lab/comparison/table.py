@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specdec.core.request.metrics import RequestMetrics
+from specdec.sdk.errors import not_offered
 
 from ..intervals import CONFIDENCE, Figures, Ratio
 from ..measure import summed
@@ -28,8 +29,17 @@ class Measured:
 TIMED = ("speedup", "tokens_per_second")
 """What a table can be sorted by only where times are known."""
 
+FIGURES = (*TIMED, "tokens_per_target_step", "mean_acceptance_length", "draft_acceptance_rate")
+"""What a table can be sorted by."""
+
 TELL_APART = 0.05
 """The difference to the best, as a share of its value, for which needed numbers of prompts and repeats are given."""
+
+
+def require_figure(sort: str) -> None:
+    """Raise ConfigError SD-E132 for what a table cannot be sorted by."""
+    if sort not in FIGURES:
+        raise not_offered("a comparison cannot be sorted by that", sort, FIGURES)
 
 
 def comparison_facts(
@@ -42,7 +52,7 @@ def comparison_facts(
     """A row for each variant, the best one first.
 
     categories: of each unit. plain_seconds: plain decoding's times by unit, or by repeat and unit. None means unknown.
-    sort: a key of `_ratios`, of which more is better. Intervals of the differences to the best hold for all rows
+    sort: one of FIGURES, of which more is better. Intervals of the differences to the best hold for all rows
     together: which row is the best was decided by the same figures (Hsu, Multiple Comparisons, chapter 4, with
     Bonferroni's bound for its quantile).
     """

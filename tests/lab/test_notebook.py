@@ -4,6 +4,7 @@ import pytest
 from recordings import make
 
 from specdec.lab.notebook import bench, compare, compare_recorded, why
+from specdec.sdk.errors import ConfigError
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 SMALL = {"num_prompts": 2, "output_len": 8, "repeat": 1, "warmup": 0}
@@ -22,6 +23,13 @@ def test_results_are_html_and_make_reports(tmp_path):
     assert "ngram K=2" in html
     assert result.report(tmp_path / "out.html")[0].exists()
     assert "Speed-up" in bench("tiny", NGRAM, quiet=True, **SMALL)._repr_html_()
+
+
+def test_a_misspelt_figure_is_refused_before_anything_runs(tmp_path):
+    for call, subject in ((compare, tmp_path / "no model"), (compare_recorded, tmp_path / "no recording")):
+        with pytest.raises(ConfigError, match="SD-E132") as error:
+            call(subject, NGRAM, sort="speed-up")
+        assert "did you mean  speedup" in str(error.value)
 
 
 def test_recordings_take_one_proposer_or_several_and_sweeps(tmp_path):
