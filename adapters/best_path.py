@@ -102,6 +102,10 @@ class PathViews(ViewBuilder):
         """Keep which nodes are verified of the trees that were drawn for the last view."""
         self._nodes.update(zip(self._rows, paths, strict=True))
 
+    def forget(self, row: int) -> None:
+        """Show no nodes of a row's next drafts: they are of no tree that was noted."""
+        self._nodes.pop(row, None)
+
 
 class PathHost(ProposerHost):
     """The host of a proposer whose trees are verified along one path each."""

@@ -128,7 +128,7 @@ class Hosted:
         target, profile = NoTarget(info), profile_of(torch.device(info.device))
         per_row = -(-(info.max_model_len + self._lookahead) // info.block_size) if self._keeps_kv else 0
         self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
-        views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
+        self._views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
         captured = profile.capture(None, False, info.max_num_seqs, 0)
         provided = Provided(
             capture=captured.function if captured else None,
@@ -136,7 +136,7 @@ class Hosted:
         )
         services = EngineServices(info, loaded.needs, target, tokenizer, profile.backend, provided=provided)
         metrics = EngineMetrics(info.model, self.plugin.label)
-        self.host = speculation.host(services, metrics, observers, target.device, views)
+        self.host = speculation.host(services, metrics, observers, target.device, self._views)
         addressing = profile.addressing(self._rows, info, self._lookahead)
         self._table = addressing.table
         services.lay_out_draft_kv(self._rows.pool.num_blocks, addressing)
@@ -308,6 +308,8 @@ class Hosted:
             drafts: list[int] = []
             if row.num_accepted == len(before) and request.num_uncomputed_tokens == 1 and self._states is None:
                 drafts = _verified(before, text.draft, row.num_drafted)
+                if drafts != text.draft[: len(drafts)]:
+                    self._views.forget(request.row)
             else:
                 request.token_ids += before
                 before = []
@@ -322,7 +324,9 @@ class Hosted:
         checked = self._shown(shares, [budget for *_, budget in steps], drawings)
         if checked is None:
             return {}
-        chains = on_best_path(checked)[0]
+        chains, paths = on_best_path(checked)
+        if self._views.shows_nodes:
+            self._views.note(paths)
         told = distributions_of(chains) if drawings else [None] * len(names)
         return dict(zip(names, zip(chains.token_ids, told, strict=True), strict=True))
 

@@ -14,7 +14,7 @@ from specdec.adapters.serving.sessions import Limits, Sessions
 from specdec.adapters.serving.told_to_end import told_to_end
 from specdec.sdk import Draft, Needs, ProposerBase
 from specdec.sdk.errors import RequestError
-from specdec.sdk.extensions import Ahead
+from specdec.sdk.extensions import Ahead, Trees
 from specdec.sdk.wire import DRAFTED, End, Hello, Row, Start
 
 
@@ -46,6 +46,22 @@ class OnDevice(Remembers):
     needs = Needs(placement="device")
 
 
+class Grows(ProposerBase):
+    """Drafts the same tree behind every token, and remembers which of its nodes were accepted."""
+
+    needs = Needs(extensions=(Trees(),))
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.nodes = []
+
+    def observe(self, step):
+        self.nodes += step.accepted_nodes.tolist()
+
+    def propose(self, step):
+        return Draft.from_trees([[(-1, 40), (-1, 41), (0, 42)][:budget] for budget in step.budget.tolist()], step.width)
+
+
 def hosted_remembering(proposer=Remembers):
     hosted = hosted_with({"method": f"{__name__}:{proposer.__name__}", "num_speculative_tokens": 4})
     return hosted, hosted.host.proposer
@@ -75,6 +91,24 @@ def test_every_token_is_shown_once_in_order_however_much_comes_at_a_time(propose
             assert (row.state, row.length, row.tokens) == (DRAFTED, len(texts[row.request_id]), [newest] * 4)
     for name, text in texts.items():
         assert shown.kept[name] == [(i, text[i], text[i + 1]) for i in range(len(text) - 1)]
+
+
+def test_a_proposer_of_trees_is_told_which_of_its_nodes_were_accepted() -> None:
+    hosted = hosted_with({"method": f"{__name__}:Grows", "num_speculative_tokens": 3, "max_nodes": 3})
+    hosted.start("a", Start("a", [1, 2, 3]))
+    shown, length = hosted.host.proposer.nodes, 3
+    steps = [  # tokens, drafts verified, drafts accepted; nodes
+        ([7], 0, 0, []),
+        ([40, 9], 2, 1, [0]),
+        ([40, 42, 9], 2, 2, [0, 2]),
+        ([50, 9], 1, 1, []),  # of another drafter: no nodes of its
+        ([40, 42, 9], 2, 2, [0, 2]),
+    ]
+    for tokens, verified, accepted, nodes in steps:
+        [row] = hosted.step([("a", Row("a", length, tokens, 3, verified, accepted))])
+        assert row.tokens == [40, 42], "the first path"
+        assert shown[-1] == [*nodes, *[-1] * (3 - len(nodes))]
+        length += len(tokens)
 
 
 @pytest.mark.parametrize(
