@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
 LONG_PAGES = {  # run in .ci/full only
+    "a-drafter-elsewhere.md",
     "better-proposer.md",
     "conformance.md",
     "cost-and-break-even.md",

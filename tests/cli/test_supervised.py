@@ -40,12 +40,12 @@ BENCH = ("bench", "tiny", "--num-prompts", "1", "--output-len", "8", "--json")
 @pytest.mark.parametrize(
     "command",
     [
-        ("check", "hostile_proposers:EndsTheProcess", "--level", "basic"),
         (*GENERATE, *drafting("EndsTheProcess")),
+        pytest.param(("check", "hostile_proposers:EndsTheProcess", "--level", "basic"), marks=pytest.mark.full),
         pytest.param((*BENCH, *drafting("EndsTheProcess")), marks=pytest.mark.full),
         pytest.param((*BENCH, *drafting("EndsTheProcessInC")), marks=pytest.mark.full),
     ],
-    ids=["check", "generate", "bench", "in C"],
+    ids=["generate", "check", "bench", "in C"],
 )
 def test_a_proposer_that_ends_the_process_with_status_0_fails_the_command(tmp_path, command):
     status, printed, told = run(*command, cwd=tmp_path)

@@ -14,7 +14,7 @@ import specdec
 import specdec.sdk
 from specdec.sdk import Needs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 DOCS = Path(__file__).parents[2] / "docs"
 ANCHOR = re.compile(r'id="(specdec\.[\w.]+)"')
 

@@ -157,6 +157,7 @@ OF_TREES = re.compile(r"tree|path")
 
 
 @cache
+@cache
 def steps() -> list[dict[str, Any]]:
     """Of plain steps, of chains and of trees, for two requests on the packaged target: calls of our functions, the
     files that they lie in, and how many drafts were verified.
@@ -178,6 +179,7 @@ def test_a_plain_step_stays_small() -> None:
     assert plain["calls"] <= 250
 
 
+@pytest.mark.slow
 def test_no_code_of_trees_is_on_the_way_of_chains() -> None:
     plain, chains, trees = steps()
     assert chains["drafted"] > 0
