@@ -42,7 +42,7 @@ from specdec.sdk.extensions import Ahead, DraftKV
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Distribution, Drafted, Drawing, DrawnDraft, End, Form, Row, Start
 
-from ..best_path import PathViews, on_best_path
+from ..best_path import PathHost, PathViews
 from ..request_options import options_of
 from .drawing import distributions_of, with_drawings
 from .no_target import NoTarget
@@ -136,7 +136,7 @@ class Hosted:
         )
         services = EngineServices(info, loaded.needs, target, tokenizer, profile.backend, provided=provided)
         metrics = EngineMetrics(info.model, self.plugin.label)
-        self.host = speculation.host(services, metrics, observers, target.device, self._views)
+        self.host = speculation.host(services, metrics, observers, target.device, self._views, kind=PathHost)
         addressing = profile.addressing(self._rows, info, self._lookahead)
         self._table = addressing.table
         services.lay_out_draft_kv(self._rows.pool.num_blocks, addressing)
@@ -321,12 +321,9 @@ class Hosted:
         ]
         names = [request.request_id for request, *_ in steps]
         drawings = [drawn_with[name] for name in names] if drawn_with else []
-        checked = self._shown(shares, [budget for *_, budget in steps], drawings)
-        if checked is None:
+        chains = self._shown(shares, [budget for *_, budget in steps], drawings)
+        if chains is None:
             return {}
-        chains, paths = on_best_path(checked)
-        if self._views.shows_nodes:
-            self._views.note(paths)
         told = distributions_of(chains) if drawings else [None] * len(names)
         return dict(zip(names, zip(chains.token_ids, told, strict=True), strict=True))
 
@@ -345,7 +342,7 @@ class Hosted:
     def _shown(
         self, shares: Sequence[_Share], budgets: Sequence[int], drawings: Sequence[Drawing] = ()
     ) -> CheckedDraft | None:
-        """Show the proposer one step, and check what it drafts."""
+        """Show the proposer one step, and check what it drafts. The draft is of chains."""
         if not shares:
             return None
         batch, committed, first = self._batch(shares), [], 0
