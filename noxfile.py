@@ -1,8 +1,9 @@
 """The versions that the package is tried with, one session each: `nox`, or `nox -s newest-3.12`; `nox -l` lists them.
 
 A session installs into an environment of its own and runs a slice of the tests, or what follows `--`. What came of it,
-and with which versions, goes to assets/versions.json, and from there to docs/reference/tried-versions.md. On Linux the
-usual index serves torch with gigabytes of CUDA: UV_TORCH_BACKEND=cpu asks for builds for a CPU.
+and with which versions, goes to assets/versions.json, and from there to docs/reference/tried-versions.md. `targets`
+verifies model types in place of tests. On Linux the usual index serves torch with gigabytes of CUDA:
+UV_TORCH_BACKEND=cpu asks for builds for a CPU.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SLICE = [  # texts of every drafter, inside transformers' own loop, and of a tar
     "tests/adapters/test_transformers.py",
     "tests/engine/test_hybrids.py",  # last: its directory has the conftest.py that tests import from
 ]
+
+VARIABLES = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @nox.session(python="3.11")
@@ -52,9 +55,16 @@ def transformers(session: nox.Session, minor: str) -> None:
     try_with(session, torch, f"transformers=={minor}.*")
 
 
+@nox.session(python="3.11")
+def targets(session: nox.Session) -> None:
+    """Verify every model type of the newest transformers, and write docs/reference/targets.md."""
+    session.install("--upgrade", "-e", ".")
+    session.run("python", "-m", "scripts.target_sweep", "--newest", *(session.posargs or ["--again"]), env=VARIABLES)
+    session.run("python", "-m", "scripts.target_table")
+
+
 def try_with(session: nox.Session, *versions: str) -> None:
     """Install, run, and write down."""
     compiled = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: else warnings about others' sources end our tests
     session.install(*versions, "-e", ".[lab,quantization,testing]", "pytest-xdist", "sybil", env=compiled)
-    variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    session.run("python", "-m", "scripts.tried_versions", session.name, *(session.posargs or SLICE), env=variables)
+    session.run("python", "-m", "scripts.tried_versions", session.name, *(session.posargs or SLICE), env=VARIABLES)

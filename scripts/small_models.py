@@ -27,6 +27,7 @@ MOST_PARAMETERS = 40_000_000
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "vocab_size_per_layer_input": VOCAB_SIZE,
+    "unpadded_vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "n_embd": 32,
     "d_model": 32,
@@ -170,6 +171,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "olmo_hybrid": LINEAR | _BOTH,
     "qwen4_exp_text": LINEAR | _BOTH,
     "kimi_linear": _BOTH,
+    "bailing_hybrid": _BOTH,
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "mamba_ngroups": 1, "n_mamba_heads": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"]},

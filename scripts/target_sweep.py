@@ -3,6 +3,7 @@
 python -m scripts.target_sweep                       all types that docs/reference/targets.json lacks
 python -m scripts.target_sweep --again               all types
 python -m scripts.target_sweep TYPE [TYPE ...]       only these, types or variants
+python -m scripts.target_sweep --newest ...          the same for targets-newest.json; nox -s targets
 
 A type is verified by a small model with random weights: its greedy text is compared with that of `generate`, one
 request at a time. It is served plainly, with n-gram drafts, and with drafts of which half is garbage. The last is done
@@ -39,6 +40,9 @@ from .small_models import (
 from .target_variants import VARIANTS
 
 RECORD = Path(__file__).parents[1] / "docs" / "reference" / "targets.json"
+"""With the transformers that constraints.txt pins."""
+NEWEST = RECORD.with_name("targets-newest.json")
+"""With the newest that was tried."""
 
 PROMPT_LENGTHS = 5, 19, 45
 NUM_TOKENS = 24
@@ -150,9 +154,9 @@ def _reason(error: SpecdecError) -> str:
     return str(error.facts.get("reason") or error.facts.get("because") or error.summary)
 
 
-def main(asked: Sequence[str], *, again: bool) -> None:
-    """Verify the types that are asked for, or else those that the record lacks."""
-    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+def main(asked: Sequence[str], file: Path, *, again: bool) -> None:
+    """Verify the types that are asked for, or else those that the record in this file lacks."""
+    record: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     if again or record.get("transformers") != transformers.__version__:
         record = {}
     record = {"transformers": transformers.__version__, "types": {}, "multimodal": {}, "variants": {}} | record
@@ -162,13 +166,14 @@ def main(asked: Sequence[str], *, again: bool) -> None:
             if name in asked or (not asked and name not in record[kind]):
                 record[kind][name] = asdict(verify(name))
                 print(name, record[kind][name]["outcome"], flush=True)
-                RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+                file.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("types", nargs="*", metavar="TYPE")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--newest", action="store_true")
     transformers.logging.set_verbosity_error()
     arguments = parser.parse_args()
-    main(arguments.types, again=arguments.again)
+    main(arguments.types, NEWEST if arguments.newest else RECORD, again=arguments.again)

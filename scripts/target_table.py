@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from .target_sweep import NUM_TOKENS, PROMPT_LENGTHS, RECORD
+from .target_sweep import NEWEST, NUM_TOKENS, PROMPT_LENGTHS, RECORD
 
 PAGE = RECORD.with_suffix(".md")
 README = RECORD.parents[2] / "README.md"
@@ -25,10 +25,12 @@ text is compared with that of `generate` at batch 1: plain, with n-gram drafts, 
 garbage. The last run computes prompts in chunks of 16 tokens and preempts requests.
 
 `python -m scripts.target_sweep` verifies, `python -m scripts.target_table` writes this page, and `.ci/full` verifies
-every type again.
+every type again. `nox -s targets` does so with the newest transformers.
 
 {sentence}
 {variants}
+
+{newest}
 
 | outcome | causal language models | others of several modalities | variants |
 |---|---|---|---|
@@ -58,9 +60,46 @@ def sentence_of_variants(record: Mapping[str, Any]) -> str:
     )
 
 
-def page(record: Mapping[str, Any]) -> str:
-    """How many of each outcome, then the types that are served, then the others with their reasons."""
-    kinds = [record["types"], record["multimodal"], record["variants"]]
+KINDS = "types", "multimodal", "variants"
+
+
+def changed(record: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The outcomes by type, with the newest transformers second, where these are two."""
+    before, now = (
+        {name: _outcome(each) for kind in KINDS for name, each in of[kind].items()} for of in (record, newest)
+    )
+    pairs = {name: (before.get(name, "not there"), now[name]) for name in sorted(now)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def sentence_of_newest(record: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
+    """What the page says of the newest transformers."""
+    version, served = newest["transformers"], len(_names(newest["types"], "equal"))
+    return (
+        f"With transformers {version}, {served} of {len(newest['types'])} are served. {len(changed(record, newest))} "
+        f"types have [another outcome](#with-transformers-{version.replace('.', '')})."
+    )
+
+
+def _differences(record: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
+    """The section of the newest transformers."""
+    reasons = {name: each["reason"] or "" for kind in KINDS for name, each in newest[kind].items()}
+    rows = (
+        f"| `{name}` | {' | '.join(pair)} | {_cell(reasons[name])} |\n"
+        for name, pair in changed(record, newest).items()
+    )
+    return (
+        f"\n## With transformers {newest['transformers']}\n\nEvery other type has the same outcome.\n\n"
+        f"| type | {record['transformers']} | {newest['transformers']} | reason |\n|---|---|---|---|\n{''.join(rows)}"
+    )
+
+
+def page(record: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
+    """How many of each outcome, then the types that are served, then the others with their reasons.
+
+    newest: the record of another transformers, of which the page shows the differences.
+    """
+    kinds = [record[kind] for kind in KINDS]
     lengths = ", ".join(map(str, PROMPT_LENGTHS))
     head = HEAD.format(
         version=record["transformers"],
@@ -68,6 +107,7 @@ def page(record: Mapping[str, Any]) -> str:
         tokens=NUM_TOKENS,
         sentence=sentence(record),
         variants=sentence_of_variants(record),
+        newest=sentence_of_newest(record, newest),
     )
     outcomes = sorted({_outcome(each) for types in kinds for each in types.values()})
     counts = "".join(
@@ -75,7 +115,7 @@ def page(record: Mapping[str, Any]) -> str:
         for outcome in outcomes
     )
     together = {name: shown for types in kinds for name, shown in types.items()}
-    return head + counts + _served(together) + "".join(_refused(together))
+    return head + counts + _served(together) + "".join(_refused(together)) + _differences(record, newest)
 
 
 _SERVED = """
@@ -130,4 +170,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(json.loads(RECORD.read_text())))
+    PAGE.write_text(page(json.loads(RECORD.read_text()), json.loads(NEWEST.read_text())))

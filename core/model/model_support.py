@@ -139,7 +139,7 @@ def _why_layers_unsupported(config: Mapping[str, Any], stateful: Collection[int]
     if kinds is not None:  # keys of recurrent layers, of which it may have none, tell nothing then
         unserved = {i for i, kind in enumerate(config[kinds]) if kind not in _SERVED_LAYER_TYPES} - {*(stateful or ())}
         others = ", ".join(sorted({config[kinds][i] for i in unserved}))
-        return f"layers of type {others} keep a state other than keys and values ({kinds!r})" if others else None
+        return f"layers of type {others} are not served ({kinds!r})" if others else None
     recurrent = next((key for key in _STATE_KEYS if config.get(key) is not None), None)
     if recurrent is not None and stateful is None:
         return f"recurrent layers keep a state that cannot be rolled back (configuration key {recurrent!r})"

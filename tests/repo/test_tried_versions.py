@@ -16,7 +16,7 @@ CELLS = json.loads(tried_versions.RECORD.read_text())
 
 def test_every_cell_was_run_or_says_why_not():
     listed = subprocess.run([sys.executable, "-m", "nox", "-l", "--json"], cwd=ROOT, capture_output=True, check=True)
-    assert {each["session"] for each in json.loads(listed.stdout)} == CELLS.keys()
+    assert {each["session"] for each in json.loads(listed.stdout)} == CELLS.keys() | {"targets"}
     assert [
         name
         for name, cell in CELLS.items()
