@@ -358,7 +358,7 @@ def tile_of(num_rows: int, dim: int, dtype: torch.dtype, *, tree: bool) -> dict[
     if exact and not wide:
         warps = 2 if dim <= 32 else 8
     tile = {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": 2}
-    return tile if exact else tile | registers(255)
+    return tile if exact and wide else tile | registers(255)  # such a tile spills if it has a bound
 
 
 def padded(dim: int) -> int:
