@@ -189,7 +189,7 @@ def entry(target, kind="proposers"):
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "SD-E103", "killed the process with SIGSEGV"),
         ("import os\nos._exit(0)", "SD-E103", "ended the process with exit code 0"),
         ("import os\nprint('no device', flush=True)\nos._exit(7)", "SD-E103", "with exit code 7: no device"),
-        ("import time\ntime.sleep(60)", "SD-E103", "did not end within 5 s"),
+        pytest.param("import time\ntime.sleep(60)", "SD-E103", "did not end within 5 s", marks=pytest.mark.full),
     ],
     ids=["fine", "import fails", "attribute", "no proposer", "raises", "exits", "segfault", "ends", "says why", "hang"],
 )

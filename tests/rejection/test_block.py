@@ -122,6 +122,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_of_the_block_rule_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     with mutated(mutant, tmp_path) as package:

@@ -237,6 +237,7 @@ def answers_with(distribution, tokens=(0, 1)):
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [

@@ -162,6 +162,7 @@ def wrong(ask):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
