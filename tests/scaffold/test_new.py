@@ -98,16 +98,18 @@ def test_a_generated_class_fits_the_contract(generated, kind, monkeypatch):
     assert [(each.check, each.status, each.text) for each in found if each.status != "passed"] == []
 
 
-@pytest.mark.full
-def test_a_lookup_installs_is_listed_and_passes_its_own_tests(generated, tmp_path):
-    """The other kinds, the whole kit and the speed are in test_every_kind.py."""
+@pytest.mark.slow  # made full, and ci
+def test_every_package_installs_and_its_own_tests_of_the_proposer_pass(generated, tmp_path):
+    """Its tests of conformance, the whole kit and the speed are in test_every_kind.py."""
     environment = Environment.create(tmp_path / "environment", with_checkout=True)
-    project = generated / "specdec-plugin-some-lookup"
-    environment.install(project)
+    for kind in PACKAGES:
+        project = generated / f"specdec-plugin-some-{kind}"
+        environment.install(project)
+        tests = str(project / "tests" / "test_proposer.py")
+        assert " passed" in environment.run("pytest", "-q", "-p", "no:cacheprovider", tests, cwd=project)
     rows = json.loads(environment.run("specdec", "list", "--json", cwd=tmp_path))
-    [row] = [row for row in rows if row["name"] == "some-lookup"]
-    assert (row["status"], row["distribution"]) == ("ok", "specdec-plugin-some-lookup")
-    assert " passed" in environment.run("pytest", "-q", "-p", "no:cacheprovider", cwd=project)
+    found = {row["name"]: (row["status"], row["distribution"]) for row in rows if row["name"].startswith("some-")}
+    assert found == {f"some-{kind}": ("ok", f"specdec-plugin-some-{kind}") for kind in PACKAGES}
 
 
 def test_a_file_in_the_working_directory_can_be_named(generated):
