@@ -1,9 +1,13 @@
-"""The one place that turns whatever the loading of a model raises into an error of ours."""
+"""How a model is loaded, and the one place that turns whatever this raises into an error of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.utils import is_accelerate_available
 
 from specdec.sdk.errors import ConfigError, SpecdecError
 
@@ -26,6 +30,15 @@ def loading(code: str, what: str, fixes: Mapping[str, str] | None = None) -> Ite
         known = _LIBRARY_MISSING if isinstance(error, ImportError) else fixes or {}
         facts |= {"fix": next((fix for part, fix in known.items() if part in str(error)), "")}
         raise ConfigError(code, what, {label: fact for label, fact in facts.items() if fact}) from error
+
+
+def straight_to(device: torch.device) -> dict[str, Any]:
+    """What `from_pretrained` is told of a device, so that converted weights go there one by one.
+
+    Nothing for a CPU, and without accelerate, which transformers does it by: these weights are all in host memory then.
+    Weights that are served as they are stored need none of it: they are pages of their file.
+    """
+    return {"device_map": device} if device.type != "cpu" and is_accelerate_available() else {}
 
 
 _LIBRARY_MISSING = {"": "install the library that `because` names, or take a checkpoint that needs none"}

@@ -31,7 +31,7 @@ from .attention import (
 from .find_mixers import checked_mixers, watched_mixers
 from .hidden_states import HiddenState, HiddenStates
 from .inference_form import experts_settings
-from .loading import loading
+from .loading import loading, straight_to
 from .masks import ASKING_NAME, Limits, hand_on
 from .mixers import Mixer, Mixers
 from .modalities import leave_out_unused
@@ -113,6 +113,7 @@ class TargetModel:
                     trust_remote_code=trust_remote_code,
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # they are refused below, by their names
+                    **straight_to(device),
                     **experts,
                 )
             except KeyError as error:
