@@ -58,11 +58,13 @@ def loaded(folder, device, dtype):
     return found
 
 
+@pytest.mark.slow
 def test_weights_as_they_are_stored_are_the_pages_of_their_file(folder):
     found = loaded(folder, "cpu", "float32")
     assert found["held"] < found["weights"] / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "is_in_host_memory"), [("cpu", True), ("meta", False)])
 def test_converted_weights_are_in_host_memory_only_where_the_host_serves(folder, device, is_in_host_memory):
     """The device that keeps nothing stands for one with memory of its own."""
