@@ -128,7 +128,7 @@ class Drafter:
         self._most_bytes = most_bytes  # of an answer
         self._connection: Connection | None = None
         self._up = False
-        self._pauses = 0  # since it was last well
+        self._pause = 0.0  # seconds to the next try after its next loss
         self._answers = 0  # since it came back
         self._next_try = 0.0
         self._loss: _Loss | None = None  # of a drafter that has not ended yet
@@ -227,10 +227,8 @@ class Drafter:
         if connection is not None:
             connection.close()
         self._figures["outages"] += was_up
-        if self._answers >= proven_after:
-            self._pauses = 0
-        pause = min(FIRST_PAUSE * (2**self._pauses - 1), LONGEST_PAUSE)
-        self._pauses, self._answers = self._pauses + 1, 0
+        pause = 0.0 if self._answers >= proven_after else self._pause
+        self._pause, self._answers = min(2 * pause + FIRST_PAUSE, LONGEST_PAUSE), 0
         self._next_try = self._clock() + pause
         self._loss = _Loss(reason, facts, was_up, pause)
         self._has_ended(self._loss)

@@ -11,7 +11,7 @@ from inside import proposer_of
 from test_remote import GREEDY, PROMPTS, engine, remote, stub, until
 
 from specdec.plugins.remote.connection import UNREAD_MESSAGES, Connection
-from specdec.plugins.remote.drafter import FIRST_PAUSE, PROVEN_AFTER, At, Drafter
+from specdec.plugins.remote.drafter import FIRST_PAUSE, LONGEST_PAUSE, PROVEN_AFTER, At, Drafter
 from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Hello, Returned, Welcome, encode
 
 
@@ -79,6 +79,16 @@ def test_one_that_ends_before_it_answers_comes_back_after_pauses_that_grow(lost,
         assert not lost.is_up
         clock.now = lost._next_try
     assert pauses == [FIRST_PAUSE * each for each in (1, 3, 7, 15)]
+
+
+def test_one_that_is_away_for_days_comes_back(lost, address, clock) -> None:
+    for _ in range(3000):
+        lost.lose("nobody is there")
+    assert lost._next_try - clock.now == LONGEST_PAUSE
+    clock.now = lost._next_try
+    with stub(address, answered):
+        until(lambda: lost.is_up)
+        assert isinstance(ask(lost), Drafts)
 
 
 @pytest.mark.parametrize("talk", [lambda asked: [b"nonsense"], lambda asked: [encode(Returned(asked.number))]])
