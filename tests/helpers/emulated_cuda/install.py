@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -49,6 +50,9 @@ def emulated_cuda(num_devices: int = 1, memory: int = 64 * GIB, *, poison: bool 
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, convert)
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.enter_context(patch("safetensors.safe_open", _safe_open()))
+        # Models are loaded by this thread, which has the mode. Memory to begin with is for devices of GiBs.
+        stack.enter_context(patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"))
+        stack.enter_context(patch("transformers.modeling_utils.caching_allocator_warmup", lambda *_: None))
         stack.enter_context(cuda.mode)
         yield cuda
 
