@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from array import array
+from itertools import count
 
 import pytest
 from drafter_servers import Client, hosted_with, serving
@@ -131,8 +132,11 @@ def test_an_engine_writes_its_text(method, many, settled_at, tmp_path, monkeypat
         config = remote(address, hang_seconds=0.02)
         config |= {"on_proposer_error": "skip_step", "draft_sample_method": method}
         llm = engine(config)
-        while sent[0] < many:
+        for num_rounds in count(1):
             assert texts(llm, PROMPTS, GREEDY) == plain
+            assert sent[0] >= num_rounds, "it is asked no more"
+            if sent[0] >= many:
+                break
             if chance.random() < 0.02:  # waits a second for an answer that seldom comes
                 llm.get_metrics()
             if not settled and sent[0] >= settled_at:
