@@ -35,8 +35,8 @@ def loading(code: str, what: str, fixes: Mapping[str, str] | None = None) -> Ite
 def straight_to(device: torch.device) -> dict[str, Any]:
     """What `from_pretrained` is told of a device, so that converted weights go there one by one.
 
-    Nothing for a CPU, and without accelerate, which transformers does it by: these weights are all in host memory then.
-    Weights that are served as they are stored need none of it: they are pages of their file.
+    transformers needs accelerate for that. Without it they are all in host memory first. Weights that are served as
+    they are stored never are: they are pages of their file.
     """
     return {"device_map": device} if device.type != "cpu" and is_accelerate_available() else {}
 

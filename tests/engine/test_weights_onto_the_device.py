@@ -65,7 +65,7 @@ def test_weights_as_they_are_stored_are_the_pages_of_their_file(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("device", "is_in_host_memory"), [("cpu", True), ("meta", False)])
+@pytest.mark.parametrize(("device", "is_in_host_memory"), [("meta", False), ("cpu", True)])
 def test_converted_weights_are_in_host_memory_only_where_the_host_serves(folder, device, is_in_host_memory):
     """The device that keeps nothing stands for one with memory of its own."""
     found = loaded(folder, device, "bfloat16")
