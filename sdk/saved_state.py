@@ -51,8 +51,9 @@ def require_state(plugin: PluginId, methods: Collection[str]) -> None:
     missing = [name for name in ("save", "load") if name not in methods]
     if missing:
         facts = {
-            "missing": ", ".join(missing),
-            "fix": 'leave "state_dir" out, or ask for State() and implement save(path) and load(path)',
+            "expected": "State() among the extensions of its needs, with save(path) and load(path)",
+            "never called": ", ".join(missing),
+            "fix": 'leave "state_dir" out, or ask for State() and implement both',
         }
         raise ConfigError("SD-E179", "this proposer has no state to keep", facts, plugin=plugin)
 

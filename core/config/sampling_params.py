@@ -78,7 +78,7 @@ class SamplingParams(StrictModel):
     def _from_mapping(cls, value: Any) -> Any:
         return StructuredOutputs.parse(value, "structured_outputs") if isinstance(value, Mapping) else value
 
-    @field_validator("max_tokens", mode="before")
+    @field_validator("max_tokens", mode="before", json_schema_input_type=Limit | None)
     @classmethod
     def _none_is_no_limit(cls, value: Any) -> Any:
         return INT64_MAX if value is None else value

@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 OnProposerError = Literal["raise", "skip_step", "disable"]
 MAX_ERRORS = 3
 EFFECTS: dict[OnProposerError, str] = {
-    "raise": "raised when the step is complete; requests keep what it committed and can go on",
+    "raise": "raised when the step is complete; requests keep what it committed",
     "skip_step": "going on without these drafts; what is generated does not change",
     "disable": f"going on without these drafts, after {MAX_ERRORS} errors without any; the output does not change",
 }

@@ -207,8 +207,8 @@ class ProposerHost(ContainedCalls):
         """Have it take new weights. Raises ConfigError SD-E227, SD-E228; ProposerError whatever the policy."""
         if "update_weights" not in self._methods:
             facts = {
-                "missing": "update_weights",
-                "fix": "a proposer with a network, or ask for NewWeights() and implement update_weights(tensors)",
+                "expected": "NewWeights() among the extensions of its needs, with update_weights(tensors)",
+                "fix": "a proposer with a network, or ask for NewWeights() and implement its method",
             }
             raise ConfigError("SD-E227", "this proposer takes no new weights", facts, plugin=self.plugin)
         self.must("update_weights", as_tensors(tensors))

@@ -12,9 +12,10 @@ class MetricsMethods(Protocol):
     """The method of a proposer that asks for `Metrics`."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Figures of the proposer's own, as they are now. Called between steps, on the thread of every other call.
+        """Figures of the proposer's own, as they are now. Called between steps, and never beside another call: on
+        the thread of the steps while one runs, else on the reader's.
 
-        Readers see the last answer, which may be older than their question.
+        A reader that asks during a step sees the last answer.
         Names are lower-case letters, digits and underscores, and begin with a letter. `LLM.get_metrics` shows each as
         `specdec:proposer_NAME_` and its name, where NAME is the proposer's.
         """

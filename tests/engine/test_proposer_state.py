@@ -149,7 +149,7 @@ def test_a_proposer_without_state_says_so(method, tmp_path):
     for llm in (make_llm(), make_llm("ngram")):
         with pytest.raises(ConfigError, match="SD-E179"):
             getattr(llm, method)(tmp_path)
-    with pytest.raises(ConfigError, match=r"(?s)SD-E179.*specdec-sdk:ngram.*save, load"):
+    with pytest.raises(ConfigError, match=r"(?s)SD-E179.*specdec-sdk:ngram.*State.*save, load"):
         make_llm("ngram", speculative={"state_dir": str(tmp_path)})
 
 
