@@ -148,7 +148,11 @@ class SuffixProposer:
         for b, request_id in enumerate(step.request_ids):
             request = self._requests[request_id]
             shared = self._corpora.automata(request.namespace)
-            request.extend(step.history.token_ids(b, len(request.text)), shared)
+            try:
+                request.extend(step.history.token_ids(b, len(request.text)), shared)
+            except BaseException:  # an interrupt leaves it half grown: the next step reads the whole text again
+                self.on_start(step.requests[b])
+                raise
 
     def propose(self, step: StepView) -> Draft:
         """Draft for each request the continuation that expects the most right tokens within its budget."""

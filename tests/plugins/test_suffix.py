@@ -403,6 +403,48 @@ def lines_run(automaton, token):
     return count
 
 
+def interrupted(number, call, *arguments, **tokens_by_name):
+    """Whether an interrupt at a line of the automaton, counted from 1, ended a call before it came to its end."""
+    left, automaton_file = number, inspect.getfile(SuffixAutomaton)
+
+    def trace(frame: FrameType, event: str, arg: object) -> object:
+        nonlocal left
+        if frame.f_code.co_filename != automaton_file:
+            return None
+        left -= event == "line"
+        if not left:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call(*arguments, **tokens_by_name)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+MANY_LINES = 100_000  # a call that runs as many goes round for ever
+
+
+def test_an_interrupt_at_any_line_of_a_step_costs_no_token_and_no_draft():
+    text, number, happened = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2], 0, True
+    longer = [*text, 4, 1, 2, 3, 1]
+    while happened:
+        number += 1
+        proposer = proposer_with()
+        start(proposer, "a", text[:1])
+        run_step(proposer, a=text[:6])
+        happened = interrupted(number, run_step, proposer, a=text)
+        assert not interrupted(MANY_LINES, run_step, proposer, a=longer), number
+        assert run_step(proposer, a=longer) == [draft_for(longer)], number
+        assert proposer._requests["a"].output == longer[1:], number
+    assert number > 100, "lines were traced"
+
+
 @pytest.mark.parametrize("period", [1, 3, 7])
 def test_work_per_token_does_not_grow_with_the_text(period):
     loop = list(range(period))
