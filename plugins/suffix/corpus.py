@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,13 +20,26 @@ class _Generation:
     """Outputs, and the automaton of them."""
 
     def __init__(self, depth: int) -> None:
-        self.automaton = SuffixAutomaton(depth)
+        self._depth = depth
         self.outputs: list[array[int]] = []
+        self.num_tokens = 0  # counting one more per output for its end
+
+    @cached_property
+    def automaton(self) -> SuffixAutomaton:
+        grown = SuffixAutomaton(self._depth)
+        for output in self.outputs:
+            grown.extend(output)
+            grown.separate()
+        return grown
 
     def add(self, output: Sequence[int]) -> None:
+        grown = self.automaton
+        del self.automaton  # an interrupt leaves it half grown: the outputs make another one then
+        self.num_tokens += len(output) + 1
         self.outputs.append(array("i", output))
-        self.automaton.extend(output)
-        self.automaton.separate()
+        grown.extend(output)
+        grown.separate()
+        self.automaton = grown
 
 
 class Corpus:
@@ -47,13 +60,12 @@ class Corpus:
     @property
     def num_tokens(self) -> int:
         """The number of tokens held, counting one more per output for its end."""
-        return len(self._older.automaton) + len(self._younger.automaton)
+        return self._older.num_tokens + self._younger.num_tokens
 
     @property
     def automata(self) -> tuple[SuffixAutomaton, ...]:
         """The automata that hold any text."""
-        both = (self._younger.automaton, self._older.automaton)
-        return tuple(automaton for automaton in both if len(automaton))
+        return tuple(each.automaton for each in (self._younger, self._older) if each.outputs)
 
     def add(self, output: Sequence[int]) -> None:
         """Take in an output, its first tokens only if it is longer than half of what is allowed in all."""
@@ -69,7 +81,7 @@ class Corpus:
         return (
             len(self) < self._max_outputs
             and 2 * len(younger.outputs) < self._max_outputs
-            and 2 * (len(younger.automaton) + num_tokens) <= self._max_tokens
+            and 2 * (younger.num_tokens + num_tokens) <= self._max_tokens
         )
 
     def outputs(self) -> Iterator[array[int]]:
@@ -97,11 +109,13 @@ class Corpora:
     def add(self, namespace: str, output: Sequence[int]) -> None:
         """Take in an output."""
         corpus = self._taken(namespace) or Corpus(*self._limits)
-        corpus.add(output)
-        if len(corpus):
-            self._by_namespace[namespace] = corpus
-            self._num_outputs += len(corpus)
-            self._num_tokens += corpus.num_tokens
+        try:
+            corpus.add(output)
+        finally:  # an interrupt costs the others nothing
+            if len(corpus):
+                self._by_namespace[namespace] = corpus
+                self._num_outputs += len(corpus)
+                self._num_tokens += corpus.num_tokens
         _, max_outputs, max_tokens = self._limits
         while self._num_outputs > max_outputs or self._num_tokens > max_tokens:
             self._taken(next(iter(self._by_namespace)))

@@ -219,7 +219,7 @@ def test_an_ended_request_leaves_its_output_and_nothing_else():
     proposer = proposer_with()
     idle = num_automata()
     serve(proposer, "a", [50, 51], [1, 2, 3, 4, 5])
-    assert num_automata() == idle + 2, "the two generations of the corpus"
+    assert num_automata() == idle + 1, "the younger generation of the corpus"
     start(proposer, "b", [1, 2])
     assert run_step(proposer, b=[1, 2]) == [[3, 4, 5]], "the output, up to its end"
     start(proposer, "c", [50])
@@ -442,6 +442,24 @@ def test_an_interrupt_at_any_line_of_a_step_costs_no_token_and_no_draft():
         assert not interrupted(MANY_LINES, run_step, proposer, a=longer), number
         assert run_step(proposer, a=longer) == [draft_for(longer)], number
         assert proposer._requests["a"].output == longer[1:], number
+    assert number > 100, "lines were traced"
+
+
+def test_an_interrupt_while_an_output_is_taken_in_costs_no_output():
+    number, happened = 0, True
+    outputs = [[1, 2, 3, 1, 2], [5, 6, 1, 2, 7], [8, 9, 10]]
+    while happened:
+        number += 1
+        proposer = proposer_with()
+        serve(proposer, "a", (), outputs[0])
+        start(proposer, "b", ())
+        run_step(proposer, b=outputs[1])
+        happened = interrupted(number, finish, proposer, "b")
+        serve(proposer, "c", (), outputs[2])
+        assert list(map(list, proposer._corpora._by_namespace[""].outputs())) == outputs, number
+        start(proposer, "d", ())
+        assert run_step(proposer, d=[6, 1, 2]) == [[7]], number
+        assert proposer._corpora._num_tokens == sum(map(len, outputs)) + len(outputs)
     assert number > 100, "lines were traced"
 
 
