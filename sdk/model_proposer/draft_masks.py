@@ -30,7 +30,7 @@ class DraftMasks:
         return cls(services, names) if any(services.allowed(each) is not None for each in names) else None
 
     def masked(self, logits: Tensor, drawn: Sequence[Tensor], vocabulary: DraftVocabulary | None) -> Tensor:
-        """Logits [b, D] with -inf for what may not follow. A row stays if nothing of the draft vocabulary may.
+        """Logits [b, D] with -inf for what may not follow. A row stays if nothing that it can draw may.
 
         drawn: the tokens drawn before, each [b].
         """
@@ -39,6 +39,7 @@ class DraftMasks:
         columns = slice(None) if vocabulary is None else vocabulary.target_ids.cpu()
         for row, request_id, suffix in zip(barred, self.request_ids, suffixes, strict=True):
             allowed = self.services.allowed(request_id, suffix)
-            if allowed is not None and bool((known := allowed[columns]).any()):
-                torch.logical_not(known, out=row)
-        return logits.masked_fill(barred.to(logits.device), -torch.inf)
+            if allowed is not None:
+                torch.logical_not(allowed[columns], out=row)
+        left = logits.masked_fill(barred.to(logits.device), -torch.inf)
+        return torch.where((left == -torch.inf).all(-1, keepdim=True), logits, left)

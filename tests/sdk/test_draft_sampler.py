@@ -11,8 +11,9 @@ import torch
 
 from specdec.sdk import PADDING_TOKEN_ID, ConfigError, DistributionKind, SamplingView
 from specdec.sdk.model_proposer import DraftSampler, DraftVocabulary
+from specdec.sdk.model_proposer.draft_masks import DraftMasks
 from specdec.sdk.model_proposer.most_likely import ARGMAX
-from specdec.testing import step_view
+from specdec.testing import FakeServices, step_view
 
 V, K = 24, 4
 PARAMETERS = [
@@ -295,6 +296,26 @@ def test_a_map_that_does_not_fit_is_refused_with_the_numbers(ids, found):
     assert caught.value.code == "SD-E173"
     assert found in str(caught.value)
     assert "0 .. 7" in str(caught.value)
+
+
+class OneAllowed(FakeServices):
+    """Grammars that allow one token of each request."""
+
+    def allowed(self, request_id, suffix=()):
+        return torch.arange(V) == {"request-0": 3, "request-1": 5}[request_id]
+
+
+@pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
+def test_a_row_that_can_draw_nothing_that_its_grammar_allows_is_drawn_as_if_it_had_none(form):
+    step, logits = step_of([{"temperature": 1.0}] * 2), logits_of(2, V)
+    logits[0, 3] = -torch.inf  # as for a token that the draft model's own tokenizer lacks
+    masked = DraftSampler(step, None, form, sparse_top_m=V, masks=DraftMasks(OneAllowed(), step.request_ids))
+    free, _ = sampler_for(step, form).draw(logits).tolist()
+    assert masked.draw(logits).tolist() == [free, 5]
+    if form != "one_hot":
+        distribution = masked.draft().distribution
+        assert torch.allclose(dense_of(distribution, 0, 0), filtered_softmax(logits[0], temperature=1.0), atol=1e-6)
+        assert dense_of(distribution, 1, 0)[5] == 1
 
 
 def test_nothing_drawn_is_a_draft_of_nothing():
