@@ -209,7 +209,7 @@ class FilteredDrawing(Drawing, ABC):
         super().__init__(rule, sampling, uniforms)
         assert "temperature" in sampling, "a proposer that reports a distribution declares it"
         self.sampled: Tensor = sampling["temperature"] > 0  # [b] bool; the others are greedy
-        self.temperature: Tensor = sampling["temperature"].masked_fill(~self.sampled, 1.0)[:, None]
+        self.temperature: Tensor = sampling["temperature"].masked_fill(~self.sampled, 1.0).clamp(min=COLDEST)[:, None]
         self.top_k: Tensor | None = sampling.get("top_k")
         self.top_p: Tensor | None = sampling.get("top_p")
         self.min_p: Tensor | None = sampling.get("min_p")
@@ -288,6 +288,7 @@ class _DenseDrawing(FilteredDrawing):
 
 
 FORMS: dict[DistributionForm, type[Drawing]] = {"one_hot": Drawing, "sparse": _SparseDrawing, "dense": _DenseDrawing}
+COLDEST = 1e-30  # colder ones are taken as this, as in verification: logits divided by it are finite
 COLUMN_DTYPES = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
 
 

@@ -27,6 +27,7 @@ PARAMETERS = [
     {"temperature": 1.0, "top_p": 1e-6},
     {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 1e-3},
+    {"temperature": 1e-45},
 ]
 B = len(PARAMETERS)
 
