@@ -35,13 +35,14 @@ class Choices:
         """
         known: dict[tuple[int, ...], int] = {(): ROOT}
         found: list[tuple[int, int, int]] = []
-        for path in (tuple(each) for each in paths if len(each) <= max_depth):
+        for path in map(tuple, paths):
             if path[:-1] not in known or path in known or not 0 <= path[-1] < num_ids:
                 reason = f"{KEY} has {list(path)} "
                 reason += "twice" if path in known else f"and no {list(path[:-1])} before it, or ranks out of range"
                 raise Refusal(reason, f"paths of ranks 0 .. {num_ids - 1}, each once and behind its own beginning")
             known[path] = len(found)
-            found.append((len(path) - 1, path[-1], known[path[:-1]]))
+            if len(path) <= max_depth:
+                found.append((len(path) - 1, path[-1], known[path[:-1]]))
         heads, ranks, parents = torch.tensor(found[:num_nodes]).unbind(1)
         return cls(heads, ranks, parents, 1 + int(ranks.max()))
 

@@ -49,6 +49,7 @@ def test_a_smaller_or_shallower_tree_is_the_beginning_of_the_list():
         ([[0], [1, 0]], r"\[1, 0\] and no \[1\] before it"),
         ([[0], [0]], r"\[0\] twice"),
         ([[8]], "out of range"),
+        ([[0, 0, 0, 0]], r"no \[0, 0, 0\] before it"),
     ],
 )
 def test_paths_that_are_no_tree_are_refused_by_name(paths, words):
