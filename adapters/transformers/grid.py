@@ -35,6 +35,11 @@ class Grid:
         return self.newest + 1 + max(share.num_draft_tokens for share in self.shares)
 
     @cached_property
+    def last_read(self) -> int:
+        """The last column whose logits are read: that of the last draft, if the pass is there to sample."""
+        return self.width - 1 if any(share.samples for share in self.shares) else self.newest
+
+    @cached_property
     def places(self) -> list[int]:
         """Where the tokens of the shares, one after the other, lie in the rectangle."""
         return [
@@ -61,7 +66,7 @@ class Grid:
         return grid if self._is_full else grid[self._sent(self.places)]
 
     def gather_logits(self, columns: Tensor) -> Tensor:
-        """[B, width - newest, V] -> [R, V]: of the newest token and the drafts of each share."""
+        """[B, columns that are read, V] -> [R, V]: of the newest token and the drafts of each share."""
         flat = columns.flatten(0, 1)
         pairs = zip(self.rows, self.shares, strict=True)
         rows = [row * columns.shape[1] + i for row, share in pairs for i in range(share.num_draft_tokens + 1)]

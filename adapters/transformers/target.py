@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdec.core.host import Backend, ForwardInput, HiddenStates, Scheduled, StateStore, TargetOutput
+from specdec.sdk.errors import UnsupportedModelError
 
 from .call import Call
 from .compiled import refuse_compiled
@@ -20,7 +21,6 @@ from .grid import Grid
 from .refusals import refused
 from .row_cache import RowCache, held_length, without_windows
 from .states import CACHE_ARGUMENTS, States, new_cache
-from .text import Text
 
 
 class OwnPasses(dict[int | Literal["final"], Tensor]):
@@ -43,7 +43,8 @@ class GenerateTarget:
     ) -> None:
         """num_drafts: the most of a row in a pass. may_begin_late: whether passes may begin behind what a call's cache
         holds. reads_states: whether hidden states are wanted. Raises UnsupportedModelError for layers that keep a state
-        another way, and ConfigError SD-E198 for compiled layers that have to be watched.
+        another way and for a model without a cache, and ConfigError SD-E198 for compiled layers that have to be
+        watched.
         """
         self.model = model
         self.device: torch.device = model.device
@@ -55,7 +56,11 @@ class GenerateTarget:
         parameters = inspect.signature(model.forward).parameters
         self._chooses_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
-        self._cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
+        argument = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
+        if argument is None:
+            facts = {"class": type(model).__name__, "reason": f"its forward takes none of {', '.join(CACHE_ARGUMENTS)}"}
+            raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts)
+        self._cache_argument = argument
         self.plan: Sequence[Scheduled] = ()  # the shares of the next pass
         self._call: Call
         self._cache: RowCache
@@ -109,16 +114,16 @@ class GenerateTarget:
         self._computed = shares[0].start + shares[0].num_tokens
         layers, passed = self._layers_with_state, inputs.states
         with layers.mixers.pass_over(passed) if layers and passed else nullcontext():
-            grid, logits = self._pass_over(shares, inputs.token_ids, inputs.positions)
+            grid, columns = self._pass_over(shares, inputs.token_ids, inputs.positions)
         hidden = tuple([grid.gather(state) for state in self._states.take()])  # processors may run the model
-        scores = []
+        scores, logits = [], grid.gather_logits(columns).to(torch.float32)
         for row, (first, stop) in zip(grid.rows, grid.bounds, strict=True):
             drafts = inputs.token_ids[inputs.logits_rows[first + 1 : stop]].tolist()
             scores.append(self._call.texts[row].process(self._call.processors, logits[first:stop], drafts))
         return TargetOutput(torch.cat(scores), hidden)
 
     def _pass_over(self, shares: Sequence[Scheduled], token_ids: Tensor, positions: Tensor) -> tuple[Grid, Tensor]:
-        """Logits [R, V] float32 of the newest tokens and drafts. What an earlier pass rejected is dropped first."""
+        """Logits [B, columns that are read, V]. What an earlier pass rejected is dropped first."""
         held = [text.num_computed for text in self._call.texts]
         self._cache.keep(held)
         rows = [self._call.row_of(share.request) for share in shares]
@@ -126,8 +131,7 @@ class GenerateTarget:
         with torch.no_grad():
             output = self.model(input_ids=grid.spread(token_ids), use_cache=True, **self._arguments(grid, positions))
         self._cache.grow(grid.width, grid.padding)
-        columns = output.logits if self._chooses_rows else output.logits[:, grid.newest :]
-        return grid, grid.gather_logits(columns).to(torch.float32)
+        return grid, output.logits if self._chooses_rows else output.logits[:, grid.newest : grid.last_read + 1]
 
     def _arguments(self, grid: Grid, positions: Tensor) -> dict[str, Any]:
         """Arguments of the pass that not all classes take, or name alike."""
@@ -138,7 +142,7 @@ class GenerateTarget:
         if self._takes_positions:
             arguments["position_ids"] = grid.spread(positions)
         if self._chooses_rows:
-            arguments["logits_to_keep"] = torch.arange(grid.newest, grid.width, device=self.device)
+            arguments["logits_to_keep"] = torch.arange(grid.newest, grid.last_read + 1, device=self.device)
         return arguments
 
     def end(self) -> None:
@@ -146,15 +150,19 @@ class GenerateTarget:
         call = self._call
         width = call.num_inputs + call.num_output_tokens - 1
         if call.keeps_cache:
-            self._compute_ends([text for text in call.texts if text.num_padding + text.length <= width])
+            self._compute_ends(width)
         self._cache.lay_out([text.num_padding for text in call.texts], width)
         if self._layers_with_state:
             self._layers_with_state.hand_over(self._cache.cache, width - call.texts[0].num_padding - self._computed)
 
-    def _compute_ends(self, texts: Sequence[Text]) -> None:
-        """Texts that ended before others have their last token in the cache too."""
-        late = [text for text in texts if text.num_computed < text.length]
-        if late:
-            shares = [Scheduled(text.request, text.num_computed, 1, 0, samples=False) for text in late]
-            token_ids = torch.cat([text.upto(text.length)[0, -1:] for text in late]).to(self.device)
-            self._pass_over(shares, token_ids, torch.tensor([share.start for share in shares], device=self.device))
+    def _compute_ends(self, width: int) -> None:
+        """Texts that ended before others have their last token in the cache, too, and the padding behind it."""
+        shares, token_ids, positions = [], [], []
+        for text in self._call.texts:
+            start, stop = text.num_computed, width - text.num_padding
+            if start < stop:
+                shares.append(Scheduled(text.request, start, 1, stop - start - 1, samples=False))
+                token_ids.append(text.upto(stop)[0, text.num_padding + start :])
+                positions.append(torch.arange(start, stop))
+        if shares:
+            self._pass_over(shares, torch.cat(token_ids).to(self.device), torch.cat(positions).to(self.device))

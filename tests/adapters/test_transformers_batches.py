@@ -184,8 +184,9 @@ def test_samples_of_a_batch_have_the_exact_distribution_and_a_lie_shows(five_tok
         record(decoding, "sampled text follows the target's distribution", "several requests at a time")
 
 
+@pytest.mark.parametrize("sees_padding", [False, True])
 @pytest.mark.parametrize("decoding", ["ngram", "eagle3"])
-def test_the_returned_cache_goes_on_as_that_of_plain_generate(model, inputs, plain, request, decoding):
+def test_the_returned_cache_goes_on_as_that_of_plain_generate(model, inputs, plain, request, decoding, sees_padding):
     decoding, width = request.getfixturevalue(decoding), inputs["input_ids"].shape[1]
     settings = GREEDY | {"eos_token_id": int(plain[0, width + 3]), "return_dict_in_generate": True}
     texts = []
@@ -193,7 +194,7 @@ def test_the_returned_cache_goes_on_as_that_of_plain_generate(model, inputs, pla
         first = model.generate(**inputs, **own, **settings)
         assert first.past_key_values.get_seq_length() == first.sequences.shape[1] - 1
         mask = longer(inputs["attention_mask"], first.sequences)
-        mask[0, width + 4 :] = 0  # what follows the end of its row
+        mask[0, width + 4 :] = int(sees_padding)  # what follows the end of its row
         more = torch.cat([first.sequences, torch.tensor([[5, 6], [7, 8], [9, 10]])], dim=1)
         going_on = {"past_key_values": first.past_key_values, "attention_mask": longer(mask, more)}
         texts.append(model.generate(more, **going_on, **GREEDY))
