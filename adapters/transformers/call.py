@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput
 
 from specdec.core.host import Request
 from specdec.sdk.types import SamplingView, TargetInfo
@@ -47,17 +47,19 @@ class Call:
         refuse_settings(settings)
         refuse_arguments(input_ids, others, processors, info.max_num_seqs)
         num_rows, width = input_ids.shape
-        room = torch.zeros(num_rows, max(settings.max_length, width + 1) + num_draft_tokens, dtype=torch.int64)
-        room = room.to(input_ids.device)
+        most = max(criteria.max_length, width + 1)  # a criterion of the caller's replaces that of the settings
+        paddings = padding_of(input_ids, others)
+        for padding in paddings:
+            if most - padding > info.max_model_len:
+                found = f"{width - padding} tokens in the prompt, and max_length allows {most - padding}"
+                offered = f"at most {info.max_model_len} in all"
+                raise refused(found, f"{offered}: a smaller max_new_tokens, or speculative(max_model_len=...)")
+        room = torch.zeros(num_rows, most + num_draft_tokens, dtype=torch.int64).to(input_ids.device)
         room[:, :width] = input_ids
-        texts = []
-        for ids, padding in zip(torch.split(room, 1), padding_of(input_ids, others), strict=True):
-            num_prompt, max_tokens = width - padding, max(settings.max_length, width + 1) - padding
-            if max_tokens > info.max_model_len:
-                found = f"{num_prompt} tokens in the prompt, and max_length allows {max_tokens}"
-                most = f"at most {info.max_model_len} in all"
-                raise refused(found, f"{most}: a smaller max_new_tokens, or speculative(max_model_len=...)")
-            texts.append(Text(ids, padding, num_prompt, max_tokens, num_prompt))
+        texts = [
+            Text(ids, padding, width - padding, most - padding, width - padding)
+            for ids, padding in zip(torch.split(room, 1), paddings, strict=True)
+        ]
         return cls(room, width, texts, processors, criteria, settings, given_cache(others))
 
     def row_of(self, request: Request) -> int:
@@ -70,10 +72,10 @@ class Call:
         return self.settings.return_dict_in_generate or isinstance(self.given, DynamicCache)
 
     @property
-    def end_token_ids(self) -> list[int]:
-        """In the call's order, of which the first may be the padding."""
-        ends = self.settings.eos_token_id
-        return [] if ends is None else torch.as_tensor(ends).flatten().tolist()
+    def end_token_ids(self) -> frozenset[int]:
+        """Those of the criteria: one of the caller's replaces that of the settings."""
+        ends = [each.eos_token_id for each in self.criteria if type(each) is EosTokenCriteria]
+        return frozenset(token for each in ends for token in each.flatten().tolist())
 
     def commit(self, text: Text, token_ids: list[int]) -> None:
         """Take the output tokens of a step. What follows a text that has ended is padding."""
@@ -121,8 +123,8 @@ class Call:
     @property
     def _pad_token_id(self) -> int:
         """The padding that plain `generate` chooses. 0 for a model that has neither padding nor an end."""
-        pad = self.settings.pad_token_id
-        return int(pad) if pad is not None else [*self.end_token_ids, 0][0]
+        pad, ends = self.settings.pad_token_id, self.settings.eos_token_id
+        return int(pad) if pad is not None else int(torch.as_tensor(_or(ends, 0)).flatten()[0])
 
     def sampling(self, num_rows: int) -> SamplingView:
         """What the target's distribution depends on, as far as proposers can read it; the logits are processed

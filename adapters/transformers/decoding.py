@@ -262,7 +262,7 @@ class SpeculativeDecoding:
             params=_PLAIN if sampled else _GREEDY,
             seed=int(torch.randint(2**63 - 1, ())) if sampled else 0,  # so that torch.manual_seed decides
             max_total_tokens=text.max_tokens,
-            end_token_ids=frozenset(call.end_token_ids),
+            end_token_ids=call.end_token_ids,
             detokenizer=None,
             options=self._loaded.read_request(None, "of generate"),
             num_computed_tokens=text.num_held,

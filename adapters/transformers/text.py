@@ -52,8 +52,11 @@ class Text:
     def process(self, processors: Any, logits: Tensor, drafts: Sequence[int]) -> Tensor:
         """Scores [R, V] of logits [R, V] after the text and each of its drafts, as plain decoding has them there."""
         self._write(drafts)
-        rows = logits.clone()  # processors may write
-        scores = torch.cat([processors(self.upto(self.length + i), row[None]) for i, row in enumerate(rows)])
+        scores = logits.clone()  # processors may write
+        for i in range(len(scores) if processors else 0):
+            if i > 0 and scores[i - 1, drafts[i - 1]] == -torch.inf:
+                break  # it is rejected, and what ruled it out may know no text that goes on from there
+            scores[i] = processors(self.upto(self.length + i), scores[i : i + 1])[0]
         self._last_scores, self._last_logits = scores, logits
         return scores
 
