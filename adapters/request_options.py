@@ -13,7 +13,7 @@ from specdec import SamplingParams
 from specdec.core.host import registry
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.config import unknown_keys
-from specdec.sdk.errors import PluginId, RequestError, SpecdecError
+from specdec.sdk.errors import PluginId, RequestError
 from specdec.sdk.ranges import INT64_MAX, LimitOrZero
 
 logger = logging.getLogger("specdec")
@@ -74,14 +74,7 @@ def options_of(loaded: registry.LoadedProposer, text: str, name: str) -> BaseMod
 
     Raises RequestError: SD-E331 for a text that is no JSON object, SD-E270 for options that the proposer does not take.
     """
-    section = _as_json(text, name)
-    try:
-        return loaded.read_request({registry.REQUEST_SECTION: section}, name)
-    except SpecdecError:
-        raise
-    except Exception as error:  # of a validator that the plugin wrote
-        facts = {"because": f"{type(error).__name__}: {error}"}
-        raise RequestError(NOT_TAKEN, f"request {name!r}: its options cannot be read", facts) from error
+    return loaded.read_request({registry.REQUEST_SECTION: _as_json(text, name)}, name)
 
 
 def sampled_alike(request_id: str, plugin: PluginId, **theirs: Any) -> SamplingParams:

@@ -45,7 +45,8 @@ def read_request_options(
     """An instance of `model` made of a request's `extra_args["specdec"]`.
 
     model: a class's RequestOptions. None means that it has none; the section is then read by nobody here.
-    Raises RequestError SD-E270 for unknown keys, unusable values, and keys of `model` that stand beside the section.
+    Raises RequestError SD-E270 for unknown keys, unusable values, keys of `model` that stand beside the section, and
+    whatever a validator of `model` raises.
     """
     if model is None:
         return None
@@ -55,6 +56,10 @@ def read_request_options(
     except ConfigError as error:
         summary = f"request {request_id!r}: {error.summary}"
         raise RequestError("SD-E270", summary, error.facts, plugin=plugin) from error.__cause__
+    except Exception as error:  # of a validator that the plugin wrote
+        facts = {"because": f"{type(error).__name__}: {error}"}
+        summary = f"request {request_id!r}: its options cannot be read"
+        raise RequestError("SD-E270", summary, facts, plugin=plugin) from error
 
 
 def _section(extra_args: Mapping[str, Any]) -> Mapping[str, Any]:

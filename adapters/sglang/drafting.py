@@ -143,6 +143,9 @@ class Drafting:
 
     def _text(self, req: Any) -> _Text:
         text = self._texts.get(req.rid)
+        if text is not None and text.theirs() is not req:  # another one of this name came in place of it
+            self.finish(req.rid)
+            text = None
         if text is None:
             text = self._texts[req.rid] = _Text(weakref.ref(req), as_request(req, self._loaded, self._info))
         if text.request.row < 0:
@@ -184,7 +187,6 @@ def as_request(req: Any, loaded: registry.LoadedProposer, info: TargetInfo) -> R
         min_p=theirs.min_p,
         max_tokens=most,
         min_tokens=min(theirs.min_new_tokens, most),
-        extra_args=theirs.custom_params,
         speculative=limits.speculative and req.multimodal_inputs is None,
         num_speculative_tokens=limits.num_speculative_tokens,
     )

@@ -11,12 +11,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from everywhere import RepeatLast, Witness
+from pydantic import field_validator
 
 from specdec.adapters.sglang.chains import as_chains
 from specdec.adapters.sglang.compatibility import METHODS, differences
 from specdec.adapters.sglang.drafting import Drafting, as_request
 from specdec.core.host import EngineConfig, SpeculativeConfig, target_info
-from specdec.sdk import Needs
+from specdec.sdk import Needs, StrictModel
 from specdec.sdk.errors import PluginLoadError
 from specdec.sdk.extensions import Metrics
 
@@ -38,6 +39,8 @@ class Req:
         }
         given |= {"ignore_eos": False, "max_new_tokens": 20, "min_new_tokens": 0, "custom_params": None}
         self.sampling_params = SimpleNamespace(**given | sampling)
+        if isinstance(self.sampling_params.custom_params, dict):  # as SGLang does, for its own processors
+            self.sampling_params.custom_params = self.sampling_params.custom_params | {"__req__": self}
 
 
 class Told(Witness):
@@ -73,6 +76,18 @@ class Counts(RepeatLast):
 
     def metrics(self):
         return {"drafted": self.num_drafted}
+
+
+class Slips(RepeatLast):
+    """A validator of its author's raises what it should not."""
+
+    class RequestOptions(StrictModel):
+        corpus: str = "default"
+
+        @field_validator("corpus")
+        @classmethod
+        def known(cls, value):
+            return {"default": "default"}[value]
 
 
 class Fails(RepeatLast):
@@ -154,8 +169,9 @@ def test_a_request_that_comes_again_is_shown_from_its_first_token_on(drafting):
     assert Shown.positions == {"a": [[0, 1], [0, 1, 2]], "b": [[0], [1], [2]]}
 
 
-def test_a_request_that_was_aborted_while_it_was_taken_back_ends_with_the_next_step(told):
-    a, b, c = Req("a", [5, 6]), Req("b", [4]), Req("c", [3])
+@pytest.mark.parametrize("custom_params", [None, {}])
+def test_a_request_that_was_aborted_while_it_was_taken_back_ends_with_the_next_step(told, custom_params):
+    a, b, c = Req("a", [5, 6]), Req("b", [4], custom_params=custom_params), Req("c", [3])
     for req in (a, b, c):
         req.output_ids.append(7)
     told.propose([a, b])
@@ -166,6 +182,20 @@ def test_a_request_that_was_aborted_while_it_was_taken_back_ends_with_the_next_s
     a.output_ids.append(7)
     told.propose([a, c])
     assert Told.ends == [("b", "abort", [7])]
+
+
+def test_another_request_under_the_name_of_one_that_was_taken_back_begins_anew(told):
+    first, other = Req("a", [5, 6]), Req("b", [4])
+    for req in (first, other):
+        req.output_ids.append(7)
+    told.propose([first, other])
+    other.output_ids.append(7)
+    told.propose([other])
+    second = Req("a", [8])
+    second.output_ids.append(9)
+    assert told.propose([second]) == [[9, 9, 9]]
+    assert Told.ends == [("a", "abort", [7])]
+    assert told.report()["errors"] == {}
 
 
 def test_a_request_near_its_end_gets_no_more_drafts_than_it_can_use(told):
@@ -221,6 +251,14 @@ def test_a_request_says_how_many_drafts_it_wants(told, custom_params, drafts):
     req = Req("a", [5, 6], custom_params=custom_params)
     req.output_ids.append(7)
     assert told.propose([req]) == [drafts]
+
+
+def test_a_slip_of_its_author_costs_the_request_that_made_it_show_its_drafts_alone(drafting, caplog):
+    good, bad = Req("good", [5]), Req("bad", [6], custom_params={"specdec": {"corpus": "other"}})
+    for req in (good, bad):
+        req.output_ids.append(7)
+    assert drafting(f"{__name__}:Slips").propose([good, bad]) == [[7, 7, 7], []]
+    assert "KeyError: 'other'" in caplog.text
 
 
 def test_sampling_parameters_are_told_as_sglang_has_them(told):
