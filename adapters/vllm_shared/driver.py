@@ -109,7 +109,6 @@ class Driver:
         self._host = host
         self._retries = Retries(host, self.metrics, retry_after_steps)
         self._exit = ExitStack()
-        self._exit.callback(self._watch.stop)
         self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
 
     def lay_out(self, storage: KVStorage | None = None) -> None:
@@ -253,6 +252,7 @@ class Driver:
     def close(self) -> None:
         """The worker shuts down."""
         with self._exit:
+            self._exit.callback(self._watch.stop)  # before what `at_close` was given, which the watch may write again
             self._host.close()
 
     def at_close(self, call: Callable[[], None]) -> None:

@@ -18,6 +18,9 @@ from specdec.sdk.errors import PluginId, message
 PERIOD = 1.0
 """Seconds between two looks."""
 
+LONGEST_WAIT = 5.0
+"""Seconds for the last look to end."""
+
 FRAMES = 12
 """The most that are shown of a stack, the deepest ones."""
 
@@ -42,6 +45,7 @@ class Watch:
         self._plugin, self._limit = plugin, limit
         self._call: Call | None = None
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="specdec-watch", daemon=True)
         self._others: list[Callable[[], None]] = []
 
     @contextmanager
@@ -79,11 +83,13 @@ class Watch:
 
     def start(self) -> None:
         """Look from now on."""
-        threading.Thread(target=self._run, name="specdec-watch", daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Look no more. What is under way ends first, unless it takes seconds."""
         self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(LONGEST_WAIT)
 
     def _run(self) -> None:
         while not self._ended.wait(PERIOD):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specdec.adapters.vllm_shared import watch
 from specdec.adapters.vllm_shared.driver import Driver
 from specdec.adapters.vllm_shared.engine_step import EngineStep, boundaries
 from specdec.adapters.vllm_shared.rows import RequestRows
+from specdec.adapters.vllm_shared.workers_page import VARIABLE, WorkersPage
 from specdec.adapters.vllm_v1.step import read_step
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
@@ -546,6 +550,26 @@ def test_a_reader_of_figures_sees_the_last_answer_and_the_proposer_is_asked_betw
     steps = [re.findall(r"^specdec:proposer_telling_steps\{.*\} (.*)$", page, flags=re.MULTILINE) for page in pages]
     assert steps == [[], ["1.0"], ["2.0"]]
     assert [each for each in engine.proposer.told if isinstance(each, int)] == [threading.get_ident()] * 2
+
+
+def test_a_closed_worker_leaves_no_page_behind_though_one_was_being_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(watch, "PERIOD", 0.001)
+    driver, page, inside = make_driver(Counting), WorkersPage.of({VARIABLE: str(tmp_path)}), threading.Event()
+
+    def slowly():
+        inside.set()
+        time.sleep(0.05)
+        return driver.published()
+
+    driver._watch.each_time(partial(page.write, slowly))
+    driver._watch.start()
+    driver.at_close(page.remove)
+    assert inside.wait(60)
+    driver.close()
+    for thread in threading.enumerate():
+        if thread.name == "specdec-watch":
+            thread.join()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("cls", [Counting, WithDistribution, Reading, Branching, TextNetwork])

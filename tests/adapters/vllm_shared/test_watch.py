@@ -92,6 +92,22 @@ def test_the_thread_looks_until_it_is_stopped(monkeypatch):
     watch.stop()
 
 
+def test_what_is_under_way_ends_before_it_has_stopped(monkeypatch):
+    monkeypatch.setattr(watching, "PERIOD", 0.001)
+    watch, inside, ended = Watch(PLUGIN, limit=1e9), threading.Event(), threading.Event()
+
+    def slow():
+        inside.set()
+        time.sleep(0.05)
+        ended.set()
+
+    watch.each_time(slow)
+    watch.start()
+    assert inside.wait(60)
+    watch.stop()
+    assert ended.is_set()
+
+
 def page_of(directory):
     registry = CollectorRegistry()
     registry.register(Workers(directory))
