@@ -31,7 +31,7 @@ class Prepared:
     speculation: Speculation
     hooks: registry.HookPlugins
     supervision: Supervision
-    tokenizer: str | None  # its directory
+    model: Any  # vLLM's ModelConfig
     compact: bool  # whether vLLM was asked for JSON without whitespace
 
     @property
@@ -60,18 +60,17 @@ class Prepared:
         speculation = Speculation.prepare(config, info, plugin_settings, hooks, withheld=withheld, allocates=in_worker)
         assert speculation is not None, "a config was given"
         refuse_needs(speculation.loaded.needs, vllm_config)
-        model = vllm_config.model_config
         return cls(
             speculation,
             hooks,
             read_supervision(additional),
-            None if model.skip_tokenizer_init else model.tokenizer,
+            vllm_config.model_config,
             vllm_config.structured_outputs_config.disable_any_whitespace,
         )
 
     def driver(self, target_model: Any, rows: RequestRows, *, read_late: bool = False) -> Driver:
         """Make and bind the proposer, once the target has its weights. `Driver.lay_out` follows."""
-        tokenizer = None if self.tokenizer is None else AutoTokenizer.from_pretrained(self.tokenizer)
+        tokenizer = load_tokenizer(self.model)
         info = self.speculation.info
         target = SharedTarget(target_model, info)
         grammars = None
@@ -95,3 +94,12 @@ class Prepared:
             watch.each_time(partial(page.write, driver.published))
             driver.at_close(page.remove)
         return driver
+
+
+def load_tokenizer(model: Any) -> Any:
+    """The target's, of the revision and with the trust that vLLM's ModelConfig says. None: vLLM is to load none."""
+    if model.skip_tokenizer_init:
+        return None
+    return AutoTokenizer.from_pretrained(
+        model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
+    )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
+from transformers import dynamic_module_utils
 
 import specdec.adapters.vllm as selector
 from specdec.adapters.vllm_shared import refused_drafts
 from specdec.adapters.vllm_shared.plan import refuse_for_v1, refuse_needs, refuse_plan, withheld_by
+from specdec.adapters.vllm_shared.prepare import load_tokenizer
 from specdec.adapters.vllm_shared.settings import read_settings
 from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, OF_GRAMMARS, differences
 from specdec.sdk import ConfigError, Needs, Refusal
 from specdec.sdk.extensions import DraftKV, Grammars, NewWeights, TargetKV, TargetLayers
+from specdec.sdk.packaged import packaged
 
 
 def read(method="ngram", section=None, k=5, sample="greedy"):
@@ -180,6 +185,24 @@ def test_what_vllm_does_not_show_of_its_target_is_withheld_with_the_reason():
     assert withheld.keys() == {TargetKV.id, TargetLayers.id, NewWeights.id}
     assert "vLLM's cache" in withheld[TargetKV.id][0]
     assert "specdec.LLM" in withheld[TargetLayers.id][1]
+
+
+def test_a_tokenizer_that_brings_code_is_loaded_if_vllm_was_told_to_trust_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "target"
+    folder.mkdir()
+    shutil.copy(packaged("tiny") / "tokenizer.json", folder)
+    (folder / "config.json").write_text('{"model_type": "of its own"}')
+    says = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(says))
+    (folder / "own.py").write_text("from transformers import PreTrainedTokenizerFast as Fast\nclass Own(Fast): ...\n")
+    model = SimpleNamespace(
+        skip_tokenizer_init=False, tokenizer=str(folder), tokenizer_revision=None, trust_remote_code=False
+    )
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_tokenizer(model)
+    model.trust_remote_code = True
+    assert type(load_tokenizer(model)).__name__ == "Own"
 
 
 @pytest.mark.parametrize(
