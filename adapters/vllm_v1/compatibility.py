@@ -48,6 +48,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "SchedulerOutput": (
+        "scheduled_new_reqs",
         "finished_req_ids",
         "preempted_req_ids",
         "num_scheduled_tokens",

@@ -49,6 +49,11 @@ class Drafter:
         """Whether the proposer reads logits of the target."""
         return self._prepared.wants_logits
 
+    @property
+    def may_begin_late(self) -> bool:
+        """Whether it drafts for a text whose beginning it was not shown."""
+        return self.needs.extension(DraftKV) is None and not self.needs.whole_prompt
+
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:

@@ -32,6 +32,7 @@ class Drafter(Protocol):
     driver: Driver
     exit: ExitStack
     wants_logits: bool
+    may_begin_late: bool
     logits: Tensor | None
     step: EngineStep | None
 
@@ -47,7 +48,10 @@ def install(drafter_class: type[Drafter]) -> None:
 
 
 def _update_states(drafter: Drafter, original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
-    drafter.driver.begin_step(scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or set())
+    ended = set(scheduler_output.finished_req_ids)
+    if drafter.may_begin_late:  # the next turn of a session has the id of the one before
+        ended |= {new.req_id for new in scheduler_output.scheduled_new_reqs}
+    drafter.driver.begin_step(ended, scheduler_output.preempted_req_ids or set())
     return original(runner, scheduler_output)
 
 
