@@ -73,7 +73,7 @@ class Call:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Those of the criteria: one of the caller's replaces that of the settings."""
+        """Tokens that end a text, by the criteria: one of the caller's replaces that of the settings."""
         ends = [each.eos_token_id for each in self.criteria if type(each) is EosTokenCriteria]
         return frozenset(token for each in ends for token in each.flatten().tolist())
 
