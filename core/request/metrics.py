@@ -83,9 +83,10 @@ class RequestMetrics:
 
     def _per_position(self, counts: Callable[[int, int, int], bool]) -> list[int]:
         """Drafted steps whose numbers of drafted and accepted tokens count at each position."""
-        width = max((drafted for drafted, _ in self.outcomes), default=0)
+        outcomes = list(self.outcomes.items())  # at once: the engine's thread may count meanwhile
+        width = max((drafted for (drafted, _), _ in outcomes), default=0)
         return [
-            sum(steps for (drafted, accepted), steps in self.outcomes.items() if counts(position, drafted, accepted))
+            sum(steps for (drafted, accepted), steps in outcomes if counts(position, drafted, accepted))
             for position in range(width)
         ]
 

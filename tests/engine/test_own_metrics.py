@@ -10,6 +10,7 @@ from engine_helpers import GREEDY
 from inside import proposer_of
 
 from specdec import LLM
+from specdec.core.request.metrics import RequestMetrics
 from specdec.sdk import Draft, Needs
 from specdec.sdk.combinators import Chain
 from specdec.sdk.extensions import Metrics
@@ -112,3 +113,12 @@ def test_what_cannot_be_shown_is_counted_and_everything_else_is_shown(published,
     assert shown["specdec:num_steps"].value == 4
     assert f'code="{code}"' in text
     assert code in caplog.text
+
+
+def test_positions_are_counted_while_another_thread_records():
+    metrics = RequestMetrics()
+    thread = threading.Thread(target=lambda: [metrics.record(3, accepted, 1) for accepted in range(50_000)])
+    thread.start()
+    while thread.is_alive():
+        assert sum(metrics.drafted_per_position) % 3 == 0
+    assert metrics.drafted_per_position == [50_000] * 3
