@@ -46,7 +46,7 @@ class LoadedModel:
         text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
         if plan.speculation and plan.speculation.is_lossless:
             text_equality.tell()
-        ends = eos_token_ids(target.model.generation_config, target.config)
+        ends = eos_token_ids(target.model.generation_config, target.config).intersection(range(plan.info.vocab_size))
         return cls(target, tokenizer, ends, threads, text_equality)
 
     def served(self, plan: Plan, cache: PagedCache, passes: Any) -> Target:

@@ -65,9 +65,7 @@ def eos_token_ids(generation_config: Any, config: Any) -> frozenset[int]:
     """End tokens by a model's generation settings, or else by its configuration."""
     eos = generation_config.eos_token_id
     eos = config.to_dict().get("eos_token_id") if eos is None else eos  # some configurations have none
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
+    return frozenset([eos] if isinstance(eos, int) else eos or ())
 
 
 def default_params(asked: str | Path, own: GenerationConfig) -> SamplingParams:

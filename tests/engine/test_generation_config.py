@@ -81,6 +81,14 @@ def test_whatever_the_file_says_it_is_read_or_refused_by_name(tmp_path_factory, 
     assert tree(folder) == before
 
 
+@pytest.mark.parametrize("ends", [[1, 4096], -1])
+def test_an_end_token_outside_the_vocabulary_ends_nothing_and_is_not_barred(ends, folder):
+    state(folder, eos_token_id=ends)
+    params = SamplingParams(temperature=0, max_tokens=4, min_tokens=2, logit_bias={4095: 100.0})
+    with LLM(folder, max_model_len=64) as llm:
+        assert llm.generate("def main(", params)[0].outputs[0].token_ids == (4095,) * 4
+
+
 def test_the_packaged_model_states_none():
     with LLM("tiny", max_model_len=64) as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
