@@ -79,9 +79,8 @@ class Detokenizer:
 
     def _found(self, may_stop: bool) -> str | None:
         decoded = (self._settled + self._rest()).rstrip(_INCOMPLETE)
-        searched_from = max(self._num_searched - self._holdback, 0)
-        self._num_searched = len(decoded)
-        places = [(at, text) for text in self.stop if (at := decoded.find(text, searched_from)) >= 0]
+        searched, self._num_searched = self._num_searched, len(decoded)
+        places = [(at, text) for text in self.stop if (at := decoded.find(text, max(searched - len(text) + 1, 0))) >= 0]
         if not places or not may_stop:
             return None
         at, text = min(places)

@@ -345,6 +345,14 @@ def test_the_text_is_the_decoded_tokens(drafting, prompts, truth, tokenizer):
 
 # -- streaming and abort -----------------------------------------------------------------------------------------
 
+def test_a_stop_text_before_min_tokens_does_not_end_beside_a_longer_one(drafting, prompts, truth, tokenizer):
+    short = text_of(tokenizer, truth[0][:6])[-2:]
+    alone = one(drafting, prompts[0], stop=short, min_tokens=6)
+    beside = one(drafting, prompts[0], stop=[short, "\0never" * 9], min_tokens=6)
+    assert len(beside.token_ids) > 7
+    assert (beside.token_ids, beside.text) == (alone.token_ids, alone.text)
+
+
 
 @pytest.mark.parametrize("stop_at", [None, 25])
 def test_streamed_pieces_are_the_text_and_the_tokens(stop_at, drafting, prompts, truth, tokenizer):
