@@ -66,6 +66,8 @@ class Detokenizer:
             if text and not text.endswith(_INCOMPLETE) and self._settles(token_id):
                 self._settled += self._rest()
                 self._before, self._lead, self._open = self._open, text, []
+            elif not self._decode([token_id]) and self._backend.decode([token_id], skip_special_tokens=False):
+                self._open.pop()  # a special token that is in no text: a run of them would stay open
 
     def _settles(self, token_id: int) -> bool:
         """Whether the text up to this token stays: it is no byte, and it is shown at all."""

@@ -133,6 +133,27 @@ def test_whole_tokens_are_shown_at_once():
     ]
 
 
+class Watched:
+    """A tokenizer that keeps how many tokens each call decodes."""
+
+    def __init__(self, tokenizer):
+        self.backend_tokenizer, self._backend, self.lengths = self, tokenizer.backend_tokenizer, []
+        self.id_to_token = self._backend.id_to_token
+
+    def decode(self, token_ids, skip_special_tokens):
+        self.lengths.append(len(token_ids))
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_in_a_row_are_not_decoded_over_and_over(kind):
+    tokenizer = KINDS[kind]
+    a, end = ids_of(tokenizer, "a", "</s>")
+    watched, ids = Watched(tokenizer), [a, *[end] * 40, a]
+    assert shown(watched, ids, stop=("\0never",))[1] == tokenizer.decode(ids, skip_special_tokens=True)
+    assert max(watched.lengths) < 5
+
+
 def test_a_stop_text_of_byte_tokens_is_found_at_its_last_byte():
     tokenizer = KINDS["byte fallback"]
     ids = ids_of(tokenizer, "▁the", "<0xE3>", "<0x81>", "<0x82>", "<0x0A>", "▁a")
