@@ -47,12 +47,14 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], *, add_generation_p
 
 
 def _require_text(number: int, content: Any) -> None:
-    parts = content if isinstance(content, list | tuple) else ()
-    for part in parts:
+    for part in content if isinstance(content, list | tuple) else ():
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
             facts = {"found": f"a part of type {kind!r} in message {number}", "fix": "leave out all but text"}
             raise RequestError("SD-E265", "images, sound and video are not served", facts)
+        if not isinstance(part.get("text"), str):
+            facts = {"expected": '{"type": "text", "text": ...}', "found": f"{part!r:.80}"}
+            raise RequestError("SD-E211", f"message {number} has a part without a text", facts)
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool) -> str:

@@ -722,3 +722,5 @@ def test_text_that_cannot_be_encoded_is_refused(text, llm):
 def test_messages_that_are_no_conversation_are_refused(messages, code, llm):
     with pytest.raises(RequestError, match=code):
         llm.chat(messages, GREEDY)
+        ([{"role": "user", "content": [{"type": "text"}]}], "SD-E211"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "SD-E211"),
