@@ -82,8 +82,9 @@ class Engine:
                 raise RequestError("SD-E169", "the engine is closed and takes no requests", {"fix": "make a new one"})
             if request_id is None:
                 request_id = next(name for name in map(str, count(self._num_added)) if name not in self._requests)
-            if request_id in self._requests:
-                raise RequestError("SD-E151", f"request id {request_id!r} is in use")
+            if not isinstance(request_id, str) or request_id in self._requests:
+                why = "in use" if isinstance(request_id, str) else "no text"
+                raise RequestError("SD-E151", f"request id {request_id!r} is {why}", {"fix": "another text, or None"})
             request = self._new_request(prompt, params or SamplingParams(), request_id)
             self._num_added += 1
             self._requests[request_id] = request
@@ -315,11 +316,9 @@ class Engine:
         needed = min(len(token_ids) + params.max_tokens, limit)
         capacity = self.parts.kv_capacity
         if needed > capacity:
-            raise RequestError(
-                "SD-E158",
-                f"{who} can never fit the KV cache",
-                {"needs": f"{needed} tokens", "capacity": capacity, "fix": "fewer max_tokens, or more num_kv_blocks"},
-            )
+            fix = "fewer max_tokens, or more num_kv_blocks"
+            facts = {"needs": f"{needed} tokens", "capacity": capacity, "fix": fix}
+            raise RequestError("SD-E158", f"{who} can never fit the KV cache", facts)
 
 
 def finish_reason_of(request: Request) -> str | None:

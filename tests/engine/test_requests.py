@@ -156,6 +156,13 @@ def test_a_request_id_in_use_is_refused_and_free_again_afterwards(llm, prompts):
     assert len(run(llm.engine)) == 1
 
 
+@pytest.mark.parametrize("name", [5, b"a", ("a",), ["a"]], ids=ascii)
+def test_a_request_id_that_is_no_text_is_refused(name, llm, prompts):
+    with pytest.raises(RequestError, match=r"SD-E151.*is no text"):
+        llm.engine.add_request(prompts[3], GREEDY, name)
+    assert not llm.engine.has_unfinished_requests
+
+
 def test_ids_that_the_engine_gives_never_meet_ids_that_the_user_gave(prompts):
     engine = make_llm().engine
     names = [engine.add_request(prompts[3], GREEDY, name) for name in ("1", None, None, "5", None, None)]
@@ -338,13 +345,6 @@ def test_a_stop_text_before_min_tokens_does_not_end(drafting, prompts, truth, to
     assert len(output.token_ids) > 6
 
 
-def test_the_text_is_the_decoded_tokens(drafting, prompts, truth, tokenizer):
-    assert one(drafting, prompts[0]).text == text_of(tokenizer, truth[0])
-    assert one(drafting, prompts[0], detokenize=False).text == ""
-
-
-# -- streaming and abort -----------------------------------------------------------------------------------------
-
 def test_a_stop_text_before_min_tokens_does_not_end_beside_a_longer_one(drafting, prompts, truth, tokenizer):
     short = text_of(tokenizer, truth[0][:6])[-2:]
     alone = one(drafting, prompts[0], stop=short, min_tokens=6)
@@ -352,6 +352,13 @@ def test_a_stop_text_before_min_tokens_does_not_end_beside_a_longer_one(drafting
     assert len(beside.token_ids) > 7
     assert (beside.token_ids, beside.text) == (alone.token_ids, alone.text)
 
+
+def test_the_text_is_the_decoded_tokens(drafting, prompts, truth, tokenizer):
+    assert one(drafting, prompts[0]).text == text_of(tokenizer, truth[0])
+    assert one(drafting, prompts[0], detokenize=False).text == ""
+
+
+# -- streaming and abort -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop_at", [None, 25])
@@ -716,11 +723,11 @@ def test_text_that_cannot_be_encoded_is_refused(text, llm):
         ([{"content": "a"}], "SD-E211"),
         ([[{"role": "user", "content": "a"}], [{"role": "user"}]], "SD-E211"),
         ([{"role": "user", "content": "\ud800"}], "SD-E212"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "SD-E211"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "SD-E211"),
     ],
     ids=ascii,
 )
 def test_messages_that_are_no_conversation_are_refused(messages, code, llm):
     with pytest.raises(RequestError, match=code):
         llm.chat(messages, GREEDY)
-        ([{"role": "user", "content": [{"type": "text"}]}], "SD-E211"),
-        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "SD-E211"),
