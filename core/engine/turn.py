@@ -8,6 +8,8 @@ from threading import RLock
 
 from specdec.sdk.errors import RequestError
 
+from ..runner.request_progress import uninterrupted
+
 
 class Turn:
     """Refuses a thread while another one is inside. That one goes on unharmed.
@@ -17,8 +19,8 @@ class Turn:
 
     def __init__(self, after: Callable[[], None]) -> None:
         """`after`: called whenever somebody has left."""
-        self._lock = RLock()
-        self._alone = False
+        self._lock, self._errand = RLock(), RLock()
+        self._alone = 0
         self._after = after
 
     @contextmanager
@@ -27,29 +29,30 @@ class Turn:
 
         `alone`: also if this thread is alone inside already: a step, from whose proposer or hook this is called.
         """
-        refusal = self._come_in(alone)
-        if refusal:
-            raise RequestError("SD-E177", f"the engine is in use: {doing} is refused", refusal)
-        outer, self._alone = self._alone, self._alone or alone
+        refusal: dict[str, str] | None = {}
         try:
+            with self._errand, uninterrupted():
+                refusal = self._come_in(alone)
+            if refusal:
+                raise RequestError("SD-E177", f"the engine is in use: {doing} is refused", refusal)
             yield
         finally:
-            self._alone = outer
-            self._lock.release()
-            self._after()
+            if refusal is None:
+                self._alone -= alone
+                self._lock.release()
+                self._after()
 
     @contextmanager
     def alone_if_free(self) -> Iterator[bool]:
-        """Whether the caller is alone inside now. Nobody is refused, and nothing is called after."""
-        if self._come_in(alone=True):
-            yield False
-            return
-        self._alone = True
-        try:
-            yield True
-        finally:
-            self._alone = False
-            self._lock.release()
+        """Whether the caller is alone inside now, for an errand whose end others wait for. Nothing is called after."""
+        with self._errand:
+            free = self._come_in(alone=True) is None
+            try:
+                yield free
+            finally:
+                if free:
+                    self._alone -= 1
+                    self._lock.release()
 
     def _come_in(self, alone: bool) -> dict[str, str] | None:
         """Take the lock; or why not, as facts of an error."""
@@ -60,4 +63,5 @@ class Turn:
             self._lock.release()
             fix = "call it between steps; abort and add_request may be called within one"
             return {"found": "a proposer or hook calls it while a step runs", "fix": fix}
+        self._alone += alone
         return None

@@ -316,6 +316,24 @@ def test_any_thread_may_abort(prompts, truth, sequences):
     assert listener.counted("finished") == {"0": 1, "1": 1}
 
 
+@pytest.mark.parametrize("call", ["stream", "add_request"])
+def test_a_thread_that_aborts_between_steps_is_waited_for(call, prompts, truth, sequences):
+    llm, listener = erratic(sequences)
+    stream, inside, asked = llm.stream(ids(prompts[3]), params(12)), threading.Event(), threading.Event()
+    llm.engine.add_request(ids(prompts[4]), params(12), "other")
+    updates = [next(stream)]
+    listener.then["finished"] = lambda name: name == "other" and (inside.set(), asked.wait(0.3))
+    thread = threading.Thread(target=llm.abort, args=["other"])
+    thread.start()
+    assert inside.wait(60)
+    if call == "add_request":
+        llm.engine.add_request(ids(prompts[5]), params(2))
+    updates += stream
+    thread.join()
+    assert [token_id for update in updates for token_id in update.token_ids] == truth[3][:12]
+    assert listener.counted("finished")["other"] == 1
+
+
 @pytest.mark.parametrize("call", ["step", "close", "generate"])
 def test_a_step_within_a_step_is_refused(call, prompts, truth, sequences, monkeypatch):
     llm, _ = erratic(sequences, policy="skip_step")
