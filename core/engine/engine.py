@@ -86,9 +86,10 @@ class Engine:
                 why = "in use" if isinstance(request_id, str) else "no text"
                 raise RequestError("SD-E151", f"request id {request_id!r} is {why}", {"fix": "another text, or None"})
             request = self._new_request(prompt, params or SamplingParams(), request_id)
-            self._num_added += 1
-            self._requests[request_id] = request
-            self.parts.cache.scheduler.add(request)
+            with uninterrupted():
+                self._num_added += 1
+                self._requests[request_id] = request
+                self.parts.cache.scheduler.add(request)
         return request_id
 
     def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:

@@ -92,14 +92,17 @@ class RequestProgress:
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer."""
         ended = []
-        for request in sorted(requests, key=lambda request: request.request_id):
-            self._release(request)
-            ended.append(self._without_row(request))
-        if self._host:
+        try:
+            with uninterrupted():
+                for request in sorted(requests, key=lambda request: request.request_id):
+                    self._release(request)
+                    ended.append(self._without_row(request))
+        finally:
             # After everything else, so that a proposer that fails here finds every request in order. By id, not by row:
             # what is learned of requests that end together has one order.
-            for view in ended:
-                self._host.finish(view)
+            if self._host:
+                for view in ended:
+                    self._host.finish(view)
 
     def _without_row(self, request: Request) -> RequestView:
         """Forget a request's row. Returns it as it was: its old row may be somebody else's before long."""

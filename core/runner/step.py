@@ -83,7 +83,8 @@ class Runner:
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
-            plan = self._scheduler.schedule(lambda request: self._drafts.length(request.row, request.generation))
+            with uninterrupted():  # queues, rows and blocks belong together
+                plan = self._scheduler.schedule(lambda request: self._drafts.length(request.row, request.generation))
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
@@ -145,9 +146,8 @@ class Runner:
         columns = [verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids, batch.numbers]
         columns += [] if verdict.path is None else [verdict.path]
         outcome: list[list[int]] = torch.cat(columns, dim=1).tolist()
-        paths = None
-        if verdict.path is not None:
-            paths = accepted_paths(batch, [row[-verdict.path.shape[1] :] for row in outcome])
+        depth = 0 if verdict.path is None else verdict.path.shape[1]
+        paths = accepted_paths(batch, [row[-depth:] for row in outcome]) if depth else None
         return outcome, batch.taken.reports(outcome, width), paths
 
     def _commit(

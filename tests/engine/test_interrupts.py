@@ -13,11 +13,14 @@ from engine_helpers import make_llm
 
 import specdec.core
 from specdec import SamplingParams
+from specdec.core.engine.turn import Turn
 from specdec.core.runner.request_progress import uninterrupted
 
 CORE = Path(specdec.core.__file__).parent
 BOOKS = ("runner/step.py", "runner/request_progress.py", "request/request.py", "request/metrics.py")
 BOOKS = {str(CORE / name) for name in BOOKS}
+QUEUES = ("runner/scheduler.py", "cache/block_pool.py", "cache/row_table.py")
+QUEUES = {str(CORE / name) for name in QUEUES}
 HELD = ("uninterrupted", "<lambda>")  # it holds interrupts back, and few of its own lines are open to one
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1)
 
@@ -25,11 +28,11 @@ PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1
 class InterruptAt:
     """Sends SIGINT at the n-th line that runs in the files that keep the books."""
 
-    def __init__(self, number: int) -> None:
-        self.left = number
+    def __init__(self, number: int, files=BOOKS) -> None:
+        self.left, self.files = number, files
 
     def __call__(self, frame, event, argument):
-        if frame.f_code.co_filename not in BOOKS or frame.f_code.co_name in HELD:
+        if frame.f_code.co_filename not in self.files or frame.f_code.co_name in HELD:
             return None
         if event == "line":
             self.left -= 1
@@ -83,6 +86,56 @@ def test_an_interrupt_at_any_line_keeps_the_books_in_order(llm, prompts, truth):
         llm.engine.check_integrity()
         number += 5
     assert number > 100, "lines were traced"
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_line_of_queues_rows_and_blocks_leaves_an_engine_that_serves(prompts):
+    params, number, happened = PARAMS.replace(max_tokens=3), 1, True
+    asked = [{"prompt_token_ids": each[:20]} for each in prompts[:2]]
+    with make_llm("ngram", max_num_seqs=1, max_model_len=64, num_kv_blocks=4) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(asked, params)]
+        while happened:
+            interrupt = InterruptAt(number, QUEUES)
+            try:
+                sys.settrace(interrupt)
+                llm.generate(asked, params)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            llm.engine.check_integrity()
+            requests = [llm.engine.get_request(llm.engine.add_request(each, params)) for each in asked]
+            for _ in range(3 * params.max_tokens):  # one that was being queued may be left, and ends by itself
+                llm.engine.step()
+            assert not llm.engine.has_unfinished_requests
+            assert [tuple(request.output_token_ids) for request in requests] == expected, number
+            number, happened = number + 19, interrupt.left <= 0
+    assert number > 100, "lines were traced"
+
+
+def test_an_interrupt_while_a_thread_comes_in_leaves_the_engine_to_others():
+    turn, number, happened, came_in = Turn(lambda: None), 1, True, []
+
+    def come_in():
+        with turn.taken("step", alone=True):
+            came_in.append(number)
+
+    while happened:
+        interrupt = InterruptAt(number, {str(CORE / "engine/turn.py")})
+        try:
+            sys.settrace(interrupt)
+            with turn.taken("step", alone=True):
+                sys.settrace(None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        thread = threading.Thread(target=come_in)
+        thread.start()
+        thread.join()
+        assert came_in[-1:] == [number]
+        number, happened = number + 1, interrupt.left <= 0
+    assert number > 8, "lines were traced"
 
 
 def test_an_interrupt_is_held_back_to_the_end_of_the_block():
