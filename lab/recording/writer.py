@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,11 @@ logger = logging.getLogger("specdec")
 
 SHARD_REQUESTS, SHARD_BYTES, SHARD_SECONDS = 256, 64 * 2**20, 30.0
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, None}  # None: of a library that says only a text
-FREE_TO_CHANGE = {"cost", "environment", "complete"}  # between a recording and what is added to it
+FREE_TO_CHANGE: Mapping[str, bool | set[str]] = {
+    **dict.fromkeys(("cost", "environment", "complete"), True),
+    "engine": {"num_kv_blocks"},  # which follows the memory that is free
+}
+"""Of the manifest, between a recording and what is added to it."""
 
 
 class RecordingWriter:
@@ -96,7 +100,8 @@ class RecordingWriter:
         for path in there.torn():
             path.unlink()
             logger.warning("SD-W243 %s was torn when recording stopped; it is dropped and its requests run again", path)
-        self.manifest = self.manifest.replace(cost=there.manifest.cost, complete=there.manifest.complete)
+        kept = {name: getattr(there.manifest, name) for name in ("engine", "cost", "complete")}
+        self.manifest = self.manifest.replace(**kept)
         self.done = frozenset(there.request_ids)
         self._next, self.num_bytes = there.next_shard, there.num_bytes
 

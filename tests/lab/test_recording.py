@@ -212,6 +212,17 @@ def test_another_recording_in_the_folder_is_refused(tmp_path):
     assert raised.value.code == "SD-E247"
 
 
+def test_a_recording_is_gone_on_with_by_an_engine_that_gets_other_memory(tmp_path):
+    def engine(**settings):
+        return MANIFEST.replace(engine={"max_num_seqs": 2} | settings)
+
+    RecordingWriter(tmp_path / "x", engine(num_kv_blocks=100)).flush()
+    resumed = RecordingWriter(tmp_path / "x", engine(num_kv_blocks=90))
+    assert resumed.finish().engine["num_kv_blocks"] == 100
+    with pytest.raises(ConfigError, match="another engine"):
+        RecordingWriter(tmp_path / "x", engine(num_kv_blocks=100, max_num_seqs=3))
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
