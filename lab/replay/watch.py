@@ -12,6 +12,7 @@ from pathlib import Path
 from specdec.sdk import SpecdecError
 
 POLL_SECONDS = 0.3
+CLOCK_NS = 10_000_000  # by which the time of a file's change may lag behind
 Stamps = dict[Path, tuple[int, int]]  # size and time of the last change
 
 
@@ -22,21 +23,25 @@ class Watch:
         """run: returns the proposers' class paths. on_error: told of a run that failed after the first."""
         self._run, self._on_error = run, on_error
         self._modules: tuple[str, ...] = ()
+        self._places: list[Path] = []
 
     def forever(self) -> None:
         """Run again after every change, until it is interrupted. Raises what the first run raises, since that names no
         file to watch.
         """
         sys.dont_write_bytecode = True  # a file that changes twice in a second would be read from its stale bytecode
+        began = time.time_ns() - CLOCK_NS
         self._modules = tuple(module_of(target) for target in self._run())
+        self._places = places_of(self._modules)
+        before = {path: stamp for path, stamp in stamps(self._places).items() if stamp[1] < began}
         while True:
-            self.wait()
+            self.wait(before)
+            before = stamps(self._places)  # taken first, so that a change during the run is noticed after it
             self.again()
 
-    def wait(self) -> None:
-        """Wait until a file has changed."""
-        before = stamps(self._modules)
-        while stamps(self._modules) == before:
+    def wait(self, before: Stamps) -> None:
+        """Wait until a file is not as before."""
+        while stamps(self._places) == before:
             time.sleep(POLL_SECONDS)
 
     def again(self) -> None:
@@ -55,10 +60,17 @@ def module_of(target: str) -> str:
     return target.partition(":")[0]
 
 
-def stamps(modules: Iterable[str]) -> Stamps:
-    """Every source file of the modules and of packages of their names, as it is now."""
+def places_of(modules: Iterable[str]) -> list[Path]:
+    """The file of each module, or the folder of the package that it lies in."""
+    found = ((module, importlib.util.find_spec(module)) for module in modules)
+    origins = ((module, Path(spec.origin)) for module, spec in found if spec is not None and spec.origin is not None)
+    return [origin.parent if "." in module else origin for module, origin in origins]
+
+
+def stamps(places: Iterable[Path]) -> Stamps:
+    """Every source file in those places, as it is now."""
     found: Stamps = {}
-    for path in {path for module in modules for path in _files(module)}:
+    for path in {path for place in places for path in (place.glob("*.py") if place.is_dir() else [place])}:
         try:
             status = path.stat()
         except OSError:  # an editor replaces it
@@ -67,16 +79,7 @@ def stamps(modules: Iterable[str]) -> Stamps:
     return found
 
 
-def _files(module: str) -> Iterable[Path]:
-    """The module's own file, and the files beside it if it lies in a package."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return []
-    origin = Path(spec.origin)
-    return origin.parent.glob("*.py") if "." in module else [origin]
-
-
 def _belongs(name: str, module: str) -> bool:
-    """Whether a module is that module or lies in the same package."""
+    """Whether a module is that module, its package, or lies in the same package."""
     package = module.rpartition(".")[0]
-    return name == module or (bool(package) and name.startswith(f"{package}."))
+    return name == module or (bool(package) and f"{name}.".startswith(f"{package}."))

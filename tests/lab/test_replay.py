@@ -1,5 +1,6 @@
 """A replay gives the drafts, accepted counts and text of a live run, for every packaged proposer."""
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from specdec.lab.replay.expected import ExpectedAcceptance
 from specdec.lab.replay.result import Replays
 from specdec.lab.replay.run import replay
 from specdec.lab.replay.stand_in import require_same_model
-from specdec.lab.replay.watch import Watch, stamps
+from specdec.lab.replay.watch import Watch, places_of, stamps
 from specdec.sdk import ConfigError, Refusal
 
 PROPOSERS = {
@@ -257,9 +258,10 @@ def test_a_changed_proposer_is_read_anew(tmp_path, monkeypatch):
     watch = Watch(run, errors.append)
     watch._modules = ("watched_proposer",)
     run()
-    before = stamps(watch._modules)
+    places = places_of(watch._modules)
+    before = stamps(places)
     path.write_text(source.replace("LIMIT", "2") + "\n")
-    assert stamps(watch._modules) != before
+    assert stamps(places) != before
     watch.again()
     path.write_text("def broken(:\n")
     watch.again()
@@ -267,3 +269,25 @@ def test_a_changed_proposer_is_read_anew(tmp_path, monkeypatch):
     watch.again()
     assert counts == [1, 2, 3]
     assert len(errors) == 1
+
+
+def test_an_edit_of_a_package_during_a_run_is_noticed_when_the_run_is_over(tmp_path, monkeypatch):
+    package = tmp_path / "watched_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("LIMIT = 1\n")
+    (package / "module.py").write_text("from . import LIMIT\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("specdec.lab.replay.watch.POLL_SECONDS", -1)  # a wait raises ValueError
+    seen = []
+
+    def run():
+        seen.append(importlib.import_module("watched_package.module").LIMIT)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        (package / "__init__.py").write_text(f"LIMIT = {'1' * (len(seen) + 1)}\n")
+        return ["watched_package.module:X"]
+
+    with pytest.raises(KeyboardInterrupt):
+        Watch(run, lambda error: None).forever()
+    assert seen == [1, 11, 111]
