@@ -124,10 +124,11 @@ def _result(
         for place, variant in enumerate(variants, start=1)
     ]
     num_tokens = summed(each.acceptance for each in turns[0][0]).num_committed_tokens
+    categories, size = [unit[0].category for unit in units], len(chosen.prompts) / len(units)
     seconds = fmean(map(sum, plain_seconds))
     return {
         "baseline": {"seconds": seconds, "tokens_per_second": num_tokens / seconds},
-        "rows": comparison_facts(measured, [unit[0].category for unit in units], plain_seconds, sort, tell_apart),
+        "rows": comparison_facts(measured, categories, plain_seconds, sort, tell_apart, size),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -48,15 +49,17 @@ def comparison_facts(
     plain_seconds: Figures | None,
     sort: str,
     tell_apart: float = TELL_APART,
+    prompts_per_unit: float = 1,
 ) -> list[dict[str, Any]]:
     """A row for each variant, the best one first.
 
     categories: of each unit. plain_seconds: plain decoding's times by unit, or by repeat and unit. None means unknown.
-    sort: one of FIGURES, of which more is better. Intervals of the differences to the best hold for all rows
-    together: which row is the best was decided by the same figures (Hsu, Multiple Comparisons, chapter 4, with
-    Bonferroni's bound for its quantile).
+    sort: one of FIGURES, of which more is better. prompts_per_unit: on average.
+
+    Intervals of the differences to the best hold for all rows together. Which row is the best was decided by the same
+    figures. So Bonferroni's bound is taken over every pair of rows.
     """
-    confidence = 1 - (1 - CONFIDENCE) / max(len(measured) - 1, 1)
+    confidence = 1 - (1 - CONFIDENCE) / max(len(measured) * (len(measured) - 1) // 2, 1)
     ranked = [(each, _ratios(each, plain_seconds)) for each in measured]
     ranked.sort(key=lambda pair: -pair[1][sort].value)
     rows = [_row(*pair) | {"by_category": _by_category(*pair, categories)} for pair in ranked]
@@ -66,18 +69,24 @@ def comparison_facts(
     best = ranked[0][1][sort]
     for row, (_, ratios) in zip(rows, ranked, strict=True):
         difference, interval = ratios[sort].difference(best, confidence)
-        row["to_tell_apart"] = None if row is rows[0] else _to_tell_apart(ratios[sort], best, tell_apart, confidence)
+        row["to_tell_apart"] = None
+        if row is not rows[0]:
+            row["to_tell_apart"] = _to_tell_apart(ratios[sort], best, tell_apart, confidence, prompts_per_unit)
         row["difference_to_best"] = difference
         row["difference_to_best_interval"] = interval
         row["is_on_pareto_front"] = not any(_dominates(other, row) for other in rows)
     return rows
 
 
-def _to_tell_apart(one: Ratio, best: Ratio, share: float, confidence: float) -> dict[str, Any] | None:
+def _to_tell_apart(
+    one: Ratio, best: Ratio, share: float, confidence: float, prompts_per_unit: float
+) -> dict[str, Any] | None:
     """The prompts and repeats that tell a difference of this share of the best. None means unknown."""
     spread = one.spread_beside(best)
     needed = spread and spread.needed_for(share * best.value, confidence)
-    return {"share": share, "num_prompts": needed[0], "repeat": needed[1]} if needed else None
+    if not needed:
+        return None
+    return {"share": share, "num_prompts": ceil(needed[0] * prompts_per_unit), "repeat": needed[1]}
 
 
 def _total(seconds: Figures) -> float:
