@@ -54,14 +54,10 @@ def predicted_seconds(recording: Recording, replayed: Replayed) -> list[float] |
     """
     if not has_times(recording):
         return None
-    steps, cost = steps_of(replayed), recording.manifest.cost
-    found = []
-    for request in recording:
-        prompt = len(request.prompt_token_ids) - replayed.num_cached_of[request.request_id]
-        later = (1 + len(step.draft_token_ids) for step in steps[request.request_id][1:])
-        passes = cost.step_seconds(prompt) + sum(map(cost.step_seconds, later))
-        found.append(passes + replayed.live_propose_seconds_of(request.request_id))
-    return found
+    cost, names = recording.manifest.cost, recording.request_ids
+    return [
+        sum(map(cost.step_seconds, replayed.rows_of[name])) + replayed.live_propose_seconds_of(name) for name in names
+    ]
 
 
 def plain_seconds(recording: Recording, plugins: PluginSettings) -> list[float] | None:

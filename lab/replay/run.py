@@ -56,7 +56,7 @@ class Replayed:
     acceptance: RequestMetrics
     outputs: Mapping[str, tuple[int, ...]]  # by request id
     step_rows: tuple[int, ...]  # tokens computed in each step of the engine
-    num_cached_of: Mapping[str, int]  # by request id: tokens of its prompt that an earlier one had computed
+    rows_of: Mapping[str, Sequence[int]]  # by request id: tokens computed for it in each of its steps
     seconds: float  # of the replay
     propose_seconds_of: Mapping[str, float]  # by request id: the proposer's, without what other programs took
     num_calls_of: Mapping[str, float]  # by request id: steps of the engine, shared by the requests in them
@@ -124,7 +124,7 @@ def replay(
             acceptance=engine.metrics.acceptance,
             outputs=running.outputs,
             step_rows=tuple(running.rows),
-            num_cached_of=running.num_cached,
+            rows_of=running.rows_of,
             seconds=seconds,
             propose_seconds_of=running.seconds,
             num_calls_of=running.num_calls,
@@ -146,7 +146,7 @@ class _Running:
         self.steps: list[ReplayedStep] = []
         self.outputs: dict[str, tuple[int, ...]] = {}
         self.rows: list[int] = []
-        self.num_cached: dict[str, int] = {}
+        self.rows_of: defaultdict[str, list[int]] = defaultdict(list)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.num_calls: defaultdict[str, float] = defaultdict(float)
 
@@ -158,11 +158,11 @@ class _Running:
                 self._share(committed, self.clock.step_ended())
             for each in committed:
                 request = each.request
+                self.rows_of[request.request_id].append(each.num_rows)
                 if each.token_ids:
                     self.steps.append(ReplayedStep.of(each))
                 if request.finish_reason is not None:
                     self.outputs[request.request_id] = tuple(request.output_token_ids)
-                    self.num_cached[request.request_id] = request.num_cached_tokens or 0
             self.rows.append(sum(each.num_rows for each in committed))
 
     def _share(self, committed: Sequence[Committed], seconds: float) -> None:

@@ -183,12 +183,17 @@ def test_a_comparison_on_a_recording_has_the_counts_of_a_live_one(live, recorded
         assert steps == [each["per_step_draft_token_ids"] for each in theirs["requests"]]
 
 
-def test_times_on_a_recording_are_those_that_a_replay_predicts(recorded):
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_times_on_a_recording_are_those_that_a_replay_predicts(recorded, chunk):
     from specdec.lab.recording import Recording
     from specdec.lab.replay.rows import plain_seconds, predicted_seconds
     from specdec.lab.replay.run import replay
 
     recording = Recording.open(recorded)
+    if chunk is not None:
+        engine = recording.manifest.engine | {"max_num_batched_tokens": chunk}
+        recording = Recording(recorded, recording.manifest.replace(engine=engine))
+        assert min(len(each.prompt_token_ids) for each in recording) > chunk
     replayed = replay(recording, NGRAM)
     each = predicted_seconds(recording, replayed)
     assert sum(each) == pytest.approx(replayed.predicted_seconds(recording))
