@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.lab.equality import Outputs
+from specdec.lab.result import places
 
 Result = Mapping[str, Any]
 NAMES = {
@@ -29,28 +30,27 @@ def show_comparison(result: Result, console: Console) -> None:
 
 def one_line(result: Result) -> str:
     """The line that --format quiet prints: the best variant of each table."""
-    return "\n".join(_best(cell) for cell in result["cells"])
+    return "\n".join(map(_best, result["cells"], places(result["cells"])))
 
 
-def _best(cell: Result) -> str:
+def _best(cell: Result, where: str) -> str:
     row, sort = cell["rows"][0], cell["configuration"]["sort"]
-    where = f"{cell['configuration']['model']}, {cell['configuration']['dataset_name']}"
     return f"{where}: {row['label']}, {sort} {_figure(sort, row)}"
 
 
 def _parts(cells: Sequence[Result]) -> Iterator[RenderableType]:
-    for cell in cells:
-        yield _header(cell)
+    for cell, place in zip(cells, places(cells), strict=True):
+        yield _header(cell, place)
         yield _table(cell)
         yield from _remarks(cell)
     if len(cells) > 1:
         yield from _matrix(cells)
 
 
-def _header(cell: Result) -> Text:
+def _header(cell: Result, place: str) -> Text:
     run = cell["configuration"]
     repeats = f", {run['repeat']} repeats" if cell["baseline"] and "repeat" in run else ""
-    line = f"\n{run['model']} ({run['dtype']}, {run['device']}), {run['dataset_name']}: {cell['num_prompts']} prompts"
+    line = f"\n{place} ({run['dtype']}, {run['device']}): {cell['num_prompts']} prompts"
     return Text(line + repeats, style="bold")
 
 
@@ -143,9 +143,8 @@ def _matrix(cells: Sequence[Result]) -> Iterator[RenderableType]:
     sort = sorts.pop() if len(sorts) == 1 else "tokens_per_target_step"  # which is known everywhere
     table = Table(box=None, pad_edge=False)
     table.add_column("Proposer", overflow="fold")
-    for cell in cells:
-        run = cell["configuration"]
-        table.add_column(f"{run['model']}, {run['dataset_name']}", justify="right")
+    for place in places(cells):
+        table.add_column(escape(place), justify="right")
     for label in [row["label"] for row in cells[0]["rows"]]:
         rows = [next(row for row in cell["rows"] if row["label"] == label) for cell in cells]
         table.add_row(escape(label), *(_figure(sort, row) for row in rows))

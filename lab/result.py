@@ -19,6 +19,16 @@ from .prompts import BenchPrompt
 SCHEMA_VERSION = 1
 
 
+def places(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where each cell was measured: the model and the data set, with its file or the recording where they repeat."""
+    runs = [cell["configuration"] for cell in cells]
+    names = [f"{run['model']}, {run.get('dataset_name', 'recording')}" for run in runs]
+    files = [str(run.get("recording") or run.get("dataset_path") or "") for run in runs]
+    return [
+        f"{name} {file}".strip() if names.count(name) > 1 else name for name, file in zip(names, files, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of each repeat, by category."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -97,10 +97,16 @@ def _changed(settings: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The proposer's name and what is set beside it; the same settings again get a number."""
-    labels, seen = [], Counter[str]()
+    """The proposer's name and what is set beside it; the same settings again get a number.
+
+    A method that has several checkpoints is named with the checkpoint.
+    """
+    labels, seen, models = [], Counter[str](), defaultdict[Any, set[str]](set)
     for each in settings:
-        name = each.get("method") or PurePath(str(each["model"])).name
+        models[each.get("method")].add(str(each.get("model")))
+    for each in settings:
+        method, model = each.get("method"), PurePath(str(each.get("model") or "")).name
+        name = method if method and len(models[method]) == 1 else f"{method or ''} {model}".strip()
         rest = {key: value for key, value in each.items() if key not in ("method", "model")}
         length = rest.pop("num_speculative_tokens", None)
         parts = [str(name)] + ([f"K={length}"] if length is not None else [])

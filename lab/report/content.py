@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..result import places
+
 Facts = Mapping[str, Any]
 
 
@@ -60,10 +62,11 @@ def content_of(result: Facts) -> Content:
     texts: dict[str, str] = {}
     for cell in cells:
         texts |= cell.get("token_texts") or {}
-    settings = {_place(cell): cell["configuration"] for cell in cells} if len(cells) > 1 else cells[0]["configuration"]
+    named = list(zip(places(cells), cells, strict=True))
+    settings = {place: cell["configuration"] for place, cell in named} if len(cells) > 1 else cells[0]["configuration"]
     return Content(
         title=f"{TITLES[kind]}: {', '.join(dict.fromkeys(str(cell['configuration']['model']) for cell in cells))}",
-        runs=[run for cell in cells for run in _runs(cell, several=len(cells) > 1)],
+        runs=[run for place, cell in named for run in _runs(cell, f" · {place}" if len(cells) > 1 else "")],
         configuration=settings,
         environment=cells[0]["environment"],
         token_texts=texts,
@@ -76,8 +79,8 @@ PREDICTED = "Times are predicted from a recording: the recorded cost of a step, 
 
 
 def _all_sections(cells: Sequence[Facts]) -> Iterator[Facts]:
-    for cell in cells:
-        yield from difference_sections(cell)
+    for place, cell in zip(places(cells), cells, strict=True):
+        yield from difference_sections(cell, place)
     rows: list[Facts] = []
     for cell in cells:
         rows += cell.get("rows") or [{**cell, "label": "this run", **cell["configuration"]}]
@@ -87,7 +90,7 @@ def _all_sections(cells: Sequence[Facts]) -> Iterator[Facts]:
         yield from why_sections(row)
 
 
-def difference_sections(cell: Facts) -> Iterator[Facts]:
+def difference_sections(cell: Facts, place: str) -> Iterator[Facts]:
     """How far each row is from the best, on the same prompts; none where nothing was compared."""
     rows = [row for row in cell.get("rows") or () if row.get("difference_to_best") is not None]
     if len(rows) < 2:
@@ -101,7 +104,7 @@ def difference_sections(cell: Facts) -> Iterator[Facts]:
             between, told = f"{low:+.3f} to {high:+.3f}", "no: 0 is inside" if low <= 0 <= high else "yes"
         shown.append([row["label"], f"{row['difference_to_best']:+.3f}", between, told])
     columns = ["proposer", f"{NAMES.get(by, by)}, to the best", "95 % interval, paired", "told apart"]
-    yield {"title": f"Differences on the same prompts: {_place(cell)}", "columns": columns, "rows": shown}
+    yield {"title": f"Differences on the same prompts: {place}", "columns": columns, "rows": shown}
 
 
 def _settings_section(rows: Sequence[Facts]) -> Facts:
@@ -116,8 +119,7 @@ def _settings_section(rows: Sequence[Facts]) -> Facts:
     return {"title": "Who drafted, and how", "columns": columns, "rows": shown, "wraps": True}
 
 
-def _runs(cell: Facts, *, several: bool) -> Iterator[Run]:
-    where = f" · {_place(cell)}" if several else ""
+def _runs(cell: Facts, where: str) -> Iterator[Run]:
     if "rows" not in cell:
         run = cell["configuration"]
         length = (run.get("speculative_config") or {}).get("num_speculative_tokens")
@@ -189,11 +191,6 @@ def figure_of(name: str, value: Any) -> Any:
 def _quoted(text: str) -> str:
     """Quote a text so that blanks and line breaks can be seen."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _place(cell: Facts) -> str:
-    run = cell["configuration"]
-    return f"{run['model']}, {run.get('dataset_name', 'recording')}"
 
 
 FIGURES = (

@@ -1,12 +1,15 @@
 """`specdec compare`, `specdec why`, `generate --show why` and reports, mostly in this process."""
 
 import json
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from specdec.cli._app import build_app
-from specdec.cli._compare_view import _differences
+from specdec.cli._compare_view import _differences, one_line, show_comparison
+from specdec.lab.report.content import content_of
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 SUFFIX = '{"method": "suffix", "num_speculative_tokens": 3}'
@@ -66,6 +69,23 @@ def test_several_targets_and_data_sets_make_a_matrix(tmp_path):
     assert done.exit_code == 0, done.output
     assert "speedup on each" in done.output
     assert "tiny, custom" in done.output
+
+
+def test_data_sets_of_one_form_are_told_apart_by_their_files(recording, tmp_path):
+    result = {"cells": []}
+    done = invoke("compare", recording, "-sc", NGRAM, "--repeat", 1, "--json")
+    for name in ("one", "two"):
+        (cell,) = json.loads(done.stdout)["cells"]
+        cell["configuration"] |= {"recording": None, "dataset_name": "custom", "dataset_path": f"{name}.jsonl"}
+        result["cells"].append(cell)
+    console = Console(record=True, width=200, file=StringIO())
+    show_comparison(result, console)
+    content, text = content_of(result), console.export_text()
+    for place in ("tiny, custom one.jsonl", "tiny, custom two.jsonl"):
+        assert text.count(place) == 2  # a heading, and a column of the matrix
+        assert place in one_line(result)
+        assert place in content.configuration
+        assert f"ngram K=3 · {place}" in [run.label for run in content.runs]
 
 
 @pytest.mark.slow

@@ -57,6 +57,12 @@ def test_every_combination_has_a_label_of_its_own():
         variants([NGRAM], [Sweep("a", (1,)), Sweep("a", (2,))])
 
 
+def test_checkpoints_of_one_method_are_told_apart_by_their_names():
+    asked = [{"method": "eagle", "model": f"heads/{name}", "num_speculative_tokens": 3} for name in ("old", "new")]
+    assert [each.label for each in variants([*asked, NGRAM], [])] == ["eagle old K=3", "eagle new K=3", "ngram K=3"]
+    assert [each.label for each in variants(asked[:1], [Sweep("max_nodes", (8,))])] == ["eagle K=3 max_nodes=8"]
+
+
 def test_an_option_is_swept_by_its_name_or_below_proposer_config():
     def asked(settings, key):
         return variants([{"method": "ngram"} | settings], [Sweep.parse(f"{key}=2,3")])
