@@ -37,8 +37,8 @@ def deliver(
             print_tables()
 
 
-def refuse_unwritable(saving: SaveOptions) -> None:
-    """Raise, before anything runs, if a result or a report cannot be written."""
+def refuse_unwritable(saving: SaveOptions, *read: Path | None) -> None:
+    """Raise, before anything runs, if a result or a report cannot be written, or would replace a file that is read."""
     for flag, path in (("--save-result", saving.save_result), ("--report", saving.report)):
         if path is None:
             continue
@@ -46,15 +46,20 @@ def refuse_unwritable(saving: SaveOptions) -> None:
             raise typer.BadParameter(f"{flag} takes a file in a directory that exists, found {path}")
         if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
             raise typer.BadParameter(f"{flag} takes a file that may be written, found {path}")
+    written = [saving.save_result] if saving.save_result else []
     if saving.report is not None:
-        _refuse_overwriting(saving.report, saving.save_result)
+        written += _files_of(saving.report, saving.save_result)
         from specdec.lab.report import require_plotly
 
         require_plotly()
+    kept = {path.resolve() for path in read if path is not None}
+    for path in written:
+        if path.resolve() in kept:
+            raise typer.BadParameter(f"{path} is read by this run and would be replaced: write to another file.")
 
 
-def _refuse_overwriting(report: Path, result: Path | None) -> None:
-    """Raise if a file of the report would take the place of another one, or of the result. Its JSON is the result."""
+def _files_of(report: Path, result: Path | None) -> list[Path]:
+    """The report's. Raises if one would take the place of another one, or of the result. Its JSON is the result."""
     from specdec.lab.report.page import files_of
 
     page, *beside = files_of(report)
@@ -63,6 +68,7 @@ def _refuse_overwriting(report: Path, result: Path | None) -> None:
         raise typer.BadParameter(f"--report takes a page such as {report.with_suffix('.html')}, found {report}")
     if result is not None and result.resolve() in others:
         raise typer.BadParameter(f"--report {report} writes {result} itself: give --save-result another name.")
+    return [page, *beside]
 
 
 def save(result: dict[str, Any], saving: SaveOptions) -> None:

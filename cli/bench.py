@@ -50,7 +50,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     several = ["specdec", "compare", model, *(word for text in speculative_config or () for word in ("-sc", text))]
     asked = only_one("--speculative-config", speculative_config, shlex.join(several))
     config = engine.config(model, max_num_seqs=prompts.max_concurrency, enable_profiling=measuring.profile)
-    refuse_unwritable(saving)
+    named = dataset_settings(dataset, dataset_path)
+    earlier = Path(baseline) if baseline not in ("auto", "off") else None
+    refuse_unwritable(saving, named["dataset_path"], earlier)
     silence_libraries()
     from specdec.lab.run import BenchSettings, run_bench
 
@@ -59,8 +61,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = BenchSettings(
         engine=config,
         speculative_config=asked,
-        baseline="auto" if baseline == "auto" else "off" if baseline == "off" else Path(baseline),
-        **dataset_settings(dataset, dataset_path),
+        baseline="auto" if baseline == "auto" else earlier or "off",
+        **named,
         **prompts.settings,
         **measuring.settings,
     )

@@ -86,8 +86,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.lab.comparison import Sweep, run_compare, run_compare_recorded, variants
 
     chosen = variants(speculative_config or [], [Sweep.parse(text) for text in sweep or []])
-    refuse_unwritable(saving)
+    datasets = _datasets(dataset, dataset_path)
+    refuse_unwritable(saving, *(each["dataset_path"] for each in datasets))
     silence_libraries()
+    from specdec.core.model.model_support import locate_model
+    from specdec.lab.comparison.recorded import refuse_untimed
+    from specdec.lab.recording import Recording
+    from specdec.lab.result import SCHEMA_VERSION
     from specdec.lab.run import RunSettings
 
     from ._compare_view import one_line, show_comparison
@@ -96,21 +101,28 @@ def command(  # noqa: PLR0913 - one parameter per flag
     if len(recordings) == len(model):
         _refuse_for_recordings(ctx)
     by = None if sort == "auto" else sort
+    for each in recordings:
+        refuse_untimed(Recording.open_filled(each), by)
     asked: dict[str, Any] = {"variants": chosen, "plugins": session.settings, "tell_apart": tell_apart / 100}
     device = "cpu" if engine.device == "auto" else engine.device
     replayed = partial(run_compare_recorded, **asked, sort=by, device=device, repeat=measuring.repeat)
     runs = [partial(replayed, Path(each)) for each in recordings]
     models = [each for each in model if each not in recordings]
-    for each, named in product(models, _datasets(dataset, dataset_path)):
+    for each, named in product(models, datasets):
         config = engine.config(each, max_num_seqs=prompts.max_concurrency, enable_profiling=measuring.profile)
         settings = RunSettings(engine=config, **prompts.settings, **measuring.settings, **named)
+        locate_model(config.model)
+        settings.rows(session.settings)
         runs.append(partial(run_compare, settings, **asked, sort=by or "speedup"))
-    cells = []
-    for run in runs:
-        with session.progress(quiet=quiet) as progress:
-            cells.append(run(progress=progress))
-    result = {"schema_version": cells[0]["schema_version"], "kind": "compare", "cells": cells}
-    deliver(result, saving, how, one_line, lambda: show_comparison(result, session.console()))
+    cells: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "compare", "cells": cells}
+    try:
+        for run in runs:
+            with session.progress(quiet=quiet) as progress:
+                cells.append(run(progress=progress))
+    finally:  # where a later one fails or is interrupted, too
+        if cells:
+            deliver(result, saving, how, one_line, lambda: show_comparison(result, session.console()))
     different = any(row["outputs_equal"] is False for cell in cells for row in cell["rows"])
     if different and prompts.temperature == 0:
         raise typer.Exit(EXIT_DIFFERENT)

@@ -56,7 +56,7 @@ def run_compare_recorded(
     if sort is not None:
         require_figure(sort)
     recording, load = Recording.open_filled(folder), load_per_core()
-    _refuse_untimed(recording, sort)
+    refuse_untimed(recording, sort)
     plain = plain_seconds(recording, plugins)
     by = sort or ("speedup" if plain else "tokens_per_target_step")
     once = partial(replay, recording, plugins=plugins, model=model, device=device)
@@ -81,7 +81,7 @@ def compared_replays(replays: Replays, variants: Sequence[Variant]) -> dict[str,
     return result | {"kind": "replay", "rows": rows}
 
 
-def _refuse_untimed(recording: Recording, sort: str | None) -> None:
+def refuse_untimed(recording: Recording, sort: str | None) -> None:
     """Raise ConfigError SD-E252 if the table is to be sorted by times that cannot be predicted."""
     if sort not in TIMED or has_times(recording):
         return

@@ -206,3 +206,22 @@ def test_files_that_would_overwrite_each_other_are_refused(tmp_path, monkeypatch
     assert result.exit_code == 2
     assert named in " ".join(result.stderr.replace("│", " ").split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("bench", "--dataset", "sharegpt=x.json", "--report", "x.html"),
+        ("bench", "--dataset", "custom", "--dataset-path", "x.json", "--save-result", "../{name}/x.json"),
+        ("bench", "--baseline", "x.json", "--report", "x.html"),
+        ("compare", "-sc", '{"method": "ngram"}', "--dataset", "custom=x.json", "--save-result", "x.json"),
+    ],
+)
+def test_a_file_that_is_read_is_not_written_to(tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.json").write_text("mine")
+    verb, *rest = (each.replace("{name}", tmp_path.name) for each in flags)
+    result = invoke(verb, "no-such-model", *rest)
+    assert result.exit_code == 2
+    assert "x.json is read by this run" in " ".join(result.stderr.replace("│", " ").split())
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]

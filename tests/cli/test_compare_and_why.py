@@ -182,6 +182,21 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(tmp_pat
     assert "--report takes a file in a directory that exists" in done.output
 
 
+def test_what_a_later_cell_lacks_is_refused_before_anything_runs(recording, untimed, tmp_path):
+    later = {"SD-E140": ("./no-such-model",), "SD-E161": ("tiny", "--dataset", f"custom={tmp_path / 'none'}")}
+    for code, arguments in (later | {"SD-E252": (untimed, "--sort", "speedup")}).items():
+        done = invoke("compare", recording, *arguments, "-sc", NGRAM, "--format", "quiet")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert code in done.stderr
+
+
+def test_a_later_cell_that_fails_costs_no_earlier_one(recording):
+    done = invoke("compare", recording, "tiny", "-sc", NGRAM, "--repeat", 1, "--max-model-len", 999_999, "--json")
+    assert done.exit_code == 2
+    assert "max_model_len" in done.stderr
+    assert [cell["rows"][0]["label"] for cell in json.loads(done.stdout)["cells"]] == ["ngram K=3"]
+
+
 def test_why_prints_sums_and_writes_a_report_with_the_heat_map(recording, tmp_path):
     done = invoke("why", recording, "-sc", SUFFIX, "-q", "--report", tmp_path / "out.html")
     assert done.exit_code == 0, done.output
