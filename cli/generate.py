@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec.sdk import ConfigError
+
 from ._engine_options import (
     ChatOption,
     ModelArgument,
@@ -104,6 +106,8 @@ def _rows(prompts: Sequence[str], prompts_file: Path | None) -> list[PromptRow]:
     from specdec.lab.dataset_files import decode_utf8
     from specdec.lab.datasets import prompt_of, read_prompts
 
+    if STANDARD_INPUT in prompts and sys.stdin is None:  # the shell has closed it
+        raise typer.BadParameter("--prompt - reads standard input, which is closed: give --prompt TEXT")
     texts = [
         decode_utf8(sys.stdin.buffer.read(), "standard input") if text == STANDARD_INPUT else text for text in prompts
     ]
@@ -112,6 +116,13 @@ def _rows(prompts: Sequence[str], prompts_file: Path | None) -> list[PromptRow]:
         rows += read_prompts(prompts_file)
     if not rows:
         raise typer.BadParameter("give a prompt: --prompt TEXT, --prompt - or --prompts-file FILE")
+    several = next((row for row in rows if row.later_turns), None)
+    if several is not None:
+        facts = {
+            "found": f"{len(several.turns)} turns",
+            "fix": "a row with one turn, or `specdec bench`, which asks all",
+        }
+        raise ConfigError("SD-E162", f"{prompts_file}: prompt {several.prompt_id!r} has several turns", facts)
     return rows
 
 
@@ -152,7 +163,7 @@ class _Job:
         from specdec.lab.conversation import Texts
 
         self._llm = llm
-        self._params = params
+        self._params = [params.replace(structured_outputs=row.structured_outputs) for row in rows]
         known = Texts.of(llm.engine)
         self._prompts = [known.turn(row, (), chat=chat) for row in rows]
         self.texts = [row.prompt or known.decode(ids) for row, ids in zip(rows, self._prompts, strict=True)]

@@ -96,6 +96,12 @@ def test_a_closed_standard_output_ends_quietly(closed, code):
     assert (done.returncode, done.stderr) == (code, "")
 
 
+def test_a_closed_standard_input_is_refused_as_a_prompt():
+    done = in_a_shell("specdec generate tiny -p - <&-")
+    assert done.returncode == 2
+    assert "standard input, which is closed" in " ".join(done.stderr.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -219,6 +219,25 @@ def test_prompts_of_files_and_standard_input_get_headings_in_order(tmp_path):
     assert from_lines.stdout == from_objects.stdout
 
 
+def test_a_row_of_a_file_is_answered_in_the_form_that_it_asks_for(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    form = {"structured_outputs": {"choice": ["left", "right"]}}
+    path.write_text("".join(json.dumps({"prompt": "import os"} | each) + "\n" for each in ({}, form)))
+    done = invoke("--prompts-file", path, "--max-tokens", 8, "--json")
+    free, chosen = (json.loads(line)["text"] for line in done.stdout.splitlines())
+    assert chosen in ("left", "right")
+    assert free not in ("left", "right")
+
+
+def test_a_row_with_several_turns_is_refused_by_its_id(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n{"turns": ["a", "b"], "prompt_id": "talk"}\n')
+    done = invoke("--prompts-file", path)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "SD-E162" in done.stderr
+    assert "'talk' has several turns" in done.stderr
+
+
 def test_a_file_that_is_not_utf8_is_refused_with_its_name_and_position(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("café".encode("latin1"))
