@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -108,6 +108,16 @@ def silence_libraries() -> None:
     for chatty in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is installed
         logging.getLogger(chatty).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(torch|transformers|huggingface_hub)(\.|$)")
+
+
+def given_beside(ctx: typer.Context, names: Collection[str]) -> list[str]:
+    """The flags that stand on the command line beside the parameters of these names."""
+    return [
+        each.opts[0]
+        for each in ctx.command.params
+        if each.name is not None and each.name not in names
+        if str(getattr(ctx.get_parameter_source(each.name), "name", "")) == "COMMANDLINE"
+    ]
 
 
 def only_one(flag: str, given: Sequence[str] | None, fix: str = "one run for each") -> str | None:

@@ -13,6 +13,7 @@ from ._engine_options import (
     DatasetPathOption,
     SpeculativeOption,
     dataset_settings,
+    given_beside,
     silence_libraries,
 )
 from ._option_blocks import (
@@ -139,12 +140,7 @@ FOR_RECORDINGS |= {"save_result", "report", "how", "as_json"}
 
 def _refuse_for_recordings(ctx: typer.Context) -> None:
     """Raise BadParameter for options that say nothing to a recording, if they stand on the command line."""
-    given = [
-        each.opts[0]
-        for each in ctx.command.params
-        if each.name is not None and each.name not in FOR_RECORDINGS
-        if str(getattr(ctx.get_parameter_source(each.name), "name", "")) == "COMMANDLINE"
-    ]
+    given = given_beside(ctx, FOR_RECORDINGS)
     if given:
         raise typer.BadParameter(
             f"A recording has its prompts, its target and its sampling already. Leave out {', '.join(given)}, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +16,7 @@ from ._engine_options import (
     DatasetPathOption,
     ModelArgument,
     dataset_settings,
+    given_beside,
     only_one,
     silence_libraries,
 )
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from specdec.lab.recording.source import Source
 
 GIB = 2**30
+WITH_DATA = {"model", "output", "data", "hidden_states", "max_disk", "quiet"} | {
+    each.name for each in fields(EngineOptions)
+}
+"""The parameters that mean something beside --from."""
 
 
 Inside = Literal["specdec", "transformers", "vllm"]
@@ -112,6 +117,14 @@ def command(  # noqa: PLR0913 - one parameter per flag
     """Record what a target generates, so that `specdec replay` tries proposers on it without the target."""
     if max_disk is not None and not isfinite(max_disk):
         raise typer.BadParameter(f"--max-disk takes a number of GiB, found {max_disk}; without it there is no limit.")
+    session: Session = ctx.obj
+    quiet = quiet or session.quiet
+    most_bytes = None if max_disk is None else max(int(max_disk * GIB), 1)
+    unread = given_beside(ctx, WITH_DATA) if data is not None else []
+    if unread:
+        raise typer.BadParameter(f"--from runs no target and has its texts already. Leave out {', '.join(unread)}.")
+    if vllm_args and inside != "vllm":
+        raise typer.BadParameter("--vllm has arguments for --engine vllm, which is not asked for.")
     config = engine.config(model, max_num_seqs=prompts.max_concurrency)
     silence_libraries()
     from rich.filesize import decimal
@@ -121,8 +134,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.lab.recording.settings import RecordSettings
 
     if data is not None:
-        manifest = import_data(data, engine.config(model), _layers(hidden_states), output)
-        print(f"{output}: recorded from {manifest.source}")
+        manifest = import_data(data, engine.config(model), _layers(hidden_states), output, max_disk=most_bytes)
+        if not quiet:
+            print(f"{output}: recorded from {manifest.source}")
         return
     settings = RecordSettings(
         engine=config,
@@ -133,12 +147,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
         top_m=top_m,
         hidden_states=_layers(hidden_states),
         full_logits=full_logits,
-        max_disk=None if max_disk is None else max(int(max_disk * GIB), 1),
+        max_disk=most_bytes,
         measure_cost=cost,
         vllm=_vllm_arguments(vllm_args),
     )
-    session: Session = ctx.obj
-    quiet = quiet or session.quiet
     with session.progress(quiet=quiet) as progress:
         done = record(settings, session.settings, output, progress, _source(inside))
     if not quiet:

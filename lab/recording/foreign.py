@@ -48,19 +48,31 @@ class ForeignRow:
     hidden: Tensor | None  # [T, L*H]
 
 
-def import_data(source: Path, config: EngineConfig, hidden_states: Sequence[HiddenState], folder: Path) -> Manifest:
+def import_data(
+    source: Path,
+    config: EngineConfig,
+    hidden_states: Sequence[HiddenState],
+    folder: Path,
+    *,
+    max_disk: int | None = None,
+) -> Manifest:
     """Write a recording of a data set that was made for the target of `config`. Its weights are not loaded.
 
     hidden_states: the layers that the data set holds, in their order. Empty means that states are left out.
+    max_disk: as of `RecordingWriter`.
 
     Raises ConfigError: SD-E250 for data that cannot be read, SD-E243, SD-E247 and SD-E248 of the folder.
     """
     kind = SPECFORGE if any(any(source.rglob(pattern)) for pattern in CHECKPOINTS) else SPECULATORS
     manifest, tokenizer = target_manifest(config, kind, str(source), tuple(hidden_states))
-    writer = RecordingWriter(folder, manifest)
+    writer = RecordingWriter(folder, manifest, max_disk=max_disk)
     size = int(manifest.target["hidden_size"]) * len(manifest.hidden_states)
     number = 0
+    vocab_size = int(manifest.target["vocab_size"])
     for index, row in enumerate(_specforge(source) if kind == SPECFORGE else _speculators(source)):
+        unknown = [each for each in row.token_ids if not 0 <= each < vocab_size]
+        if unknown:
+            raise _unreadable(row.where, f"the target has token ids 0 to {vocab_size - 1}, and input_ids {unknown[0]}")
         for turn, (start, stop) in enumerate(_spoken(row)):
             request = _request(row, index, turn, number, (start, stop), tokenizer)
             number += 1
@@ -126,6 +138,8 @@ def _row(where: str, values: Mapping[str, Any], hidden: Tensor | None) -> Foreig
         raise _unreadable(where, f"no {' and no '.join(missing)}; found {', '.join(map(str, values))}")
     try:
         both = [torch.as_tensor(values[name]).reshape(-1) for name in ("input_ids", "loss_mask")]
+        if len(both[0]) and both[0].is_floating_point():
+            raise TypeError(f"input_ids are of {both[0].dtype}")
         ids, mask = (tuple(each.to(torch.int64).tolist()) for each in both)
     except (TypeError, ValueError, RuntimeError) as error:  # of torch: no numbers, or too large ones
         raise _unreadable(where, f"input_ids or loss_mask are no integers: {error}") from error

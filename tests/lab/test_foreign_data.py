@@ -99,6 +99,23 @@ def test_what_cannot_be_read_is_named(tmp_path, change, named):
     assert raised.value.code == "SD-E250"
 
 
+@pytest.mark.parametrize("token_id", [-1, 2**20, 2**40, 5.5])
+def test_ids_that_are_none_of_the_target_are_refused(tmp_path, token_id):
+    folder = tmp_path / "data" / "rows_0-2000"
+    folder.mkdir(parents=True)
+    torch.save({"input_ids": torch.tensor([1, token_id]), "loss_mask": torch.tensor([0, 1])}, folder / "data_0.ckpt")
+    with pytest.raises(ConfigError, match=r"(?s)data_0\.ckpt.*input_ids") as raised:
+        import_data(tmp_path / "data", TINY, (), tmp_path / "x")
+    assert raised.value.code == "SD-E250"
+
+
+def test_data_that_is_larger_than_max_disk_is_refused(tmp_path):
+    write_speculators(tmp_path / "data", [([5, 6, 7], [0, 1, 1], torch.zeros(3, 4 * H))])
+    with pytest.raises(ConfigError, match="max_disk") as raised:
+        import_data(tmp_path / "data", TINY, LAYERS, tmp_path / "x", max_disk=100)
+    assert raised.value.code == "SD-E248"
+
+
 def test_layers_that_do_not_fit_are_named(tmp_path):
     write_speculators(tmp_path / "data", [([5, 6, 7], [0, 1, 1], torch.zeros(3, 4 * H))])
     with pytest.raises(ConfigError, match="expected with 512 numbers a token, and there are 1024") as raised:
