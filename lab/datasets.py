@@ -56,7 +56,7 @@ def load_dataset(name: str, path: Path | None, plugins: PluginSettings | None = 
     where = str(path or f"dataset {name}")
     if not rows:
         raise ConfigError("SD-E163", f"{where!r} holds no prompt")
-    _refuse_repeated_ids(rows, where)
+    _require_ids(rows, where)
     return rows
 
 
@@ -93,9 +93,13 @@ def spread(rows: Sequence[PromptRow], count: int) -> list[PromptRow]:
     return [row for group in groups.values() for row in group if row in chosen]
 
 
-def _refuse_repeated_ids(rows: Sequence[PromptRow], where: str) -> None:
+def _require_ids(rows: Sequence[PromptRow], where: str) -> None:
+    """Raise ConfigError SD-E162 for an id that repeats, and for an id or a category that is no Unicode text."""
     seen: set[str] = set()
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
+        if any("\ud800" <= each <= "\udfff" for each in row.prompt_id + row.category):  # no file can hold them
+            facts = {"found": ascii((row.prompt_id, row.category)), "fix": "Unicode text, without lone surrogates"}
+            raise ConfigError("SD-E162", f"{where}, prompt {number}: its id or category is no Unicode text", facts)
         for turn in range(len(row.turns)):
             request_id = row.turn_id(turn)
             if request_id in seen:

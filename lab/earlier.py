@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from specdec.sdk import ConfigError
 from specdec.sdk.json_files import read_json
 
 from .dataset_files import read_text
+from .prompts import BenchPrompt
 from .result import SCHEMA_VERSION, Timing
 
 SAME_CONFIGURATION = (
@@ -40,11 +42,16 @@ class EarlierRun:
             self.outputs: dict[str, tuple[int, ...]] = {
                 request["prompt_id"]: tuple(request["output_token_ids"]) for request in result["requests"]
             }
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise _no_result(path, f"repeats or requests of another form: {error!r}") from error
 
-    def refuse_unlike(self, configuration: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Raise ConfigError SD-E167 with every setting in which that run cannot be compared with this one."""
+    def refuse_unlike(
+        self, configuration: Mapping[str, Any], environment: Mapping[str, Any], prompts: Sequence[BenchPrompt]
+    ) -> None:
+        """Raise ConfigError SD-E167 with every setting in which that run cannot be compared with this one.
+
+        prompts: of this run. Raises ConfigError SD-E166 if the file lacks a repeat, or the figures of a prompt.
+        """
         facts = {
             key: f"earlier {then.get(key)!r}, now {now[key]!r}"
             for then, now, keys in (
@@ -58,6 +65,10 @@ class EarlierRun:
             facts["speculative_config"] = "the earlier run used a proposer; a baseline is a run without -sc"
         if facts:
             raise ConfigError("SD-E167", f"{str(self._path)!r} is a run unlike this one", facts)
+        ids, categories = {each.prompt_id for each in prompts}, {each.category for each in prompts}
+        whole = self.timing.repeats and all(repeat.keys() == categories for repeat in self.timing.repeats)
+        if not whole or self.outputs.keys() != ids:
+            raise _no_result(self._path, "no repeat, or other prompts and categories than its prompts_sha256 says")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -81,4 +92,8 @@ def _no_result(path: Path, found: str) -> ConfigError:
 
 
 def _seconds(repeat: Mapping[str, Any]) -> dict[str, float]:
-    return {name: times["seconds"] for name, times in repeat["by_category"].items()}
+    found = {name: times["seconds"] for name, times in repeat["by_category"].items()}
+    wrong = [each for each in found.values() if type(each) not in (int, float) or not 0 < each < inf]
+    if wrong:
+        raise ValueError(f"seconds are numbers above 0, found {wrong[0]!r}")
+    return found

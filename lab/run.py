@@ -82,7 +82,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
         )
         machine = environment_facts(engine.engine)
         if earlier:
-            earlier.refuse_unlike(configuration, machine)
+            earlier.refuse_unlike(configuration, machine, chosen.prompts)
         progress.stage("measuring", len(chosen.prompts) * settings.repeat * (2 if beside else 1))
         repeats = measure(
             engine,

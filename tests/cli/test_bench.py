@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 from specdec.cli._app import build_app
 from specdec.core.engine.engine import Engine
 from specdec.lab import run as run_module
+from specdec.lab.earlier import EarlierRun
+from specdec.lab.prompts import BenchPrompt
+from specdec.sdk import ConfigError
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 SMALL = ("--num-prompts", 3, "--output-len", 12, "--repeat", 1, "--warmup", 0)
@@ -220,6 +223,29 @@ def test_drawn_drafts_of_sampled_text_are_no_failure(tmp_path):
 
 
 HOLLOW = {"schema_version": 1, "configuration": {}, "environment": {}, "repeats": [{}], "requests": []}
+
+
+def changed(result, number):
+    if number == "no repeat":
+        result["repeats"] = []
+    elif number == "no request":
+        del result["requests"][0]
+    elif number == "no category":
+        result["repeats"][0]["by_category"].popitem()
+    else:
+        next(iter(result["repeats"][0]["by_category"].values()))["seconds"] = number
+    return result
+
+
+@pytest.mark.parametrize("change", ["1.5", 0, -1.0, float("inf"), None, "no repeat", "no request", "no category"])
+def test_a_baseline_that_lacks_a_figure_is_refused(plain, change):
+    result = json.loads(plain.read_text())
+    prompts = [BenchPrompt(each["prompt_id"], each["category"], (), None) for each in result["requests"]]
+    path = plain.with_name("changed.json")
+    path.write_text(json.dumps(changed(result, change)))
+    with pytest.raises(ConfigError, match="SD-E166"):
+        EarlierRun(path).refuse_unlike(result["configuration"], result["environment"], prompts)
+    EarlierRun(plain).refuse_unlike(result["configuration"], result["environment"], prompts)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"schema_version": 1}', json.dumps(HOLLOW)])

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.lab.dataset_files import READERS, PromptRow
+from specdec.lab.datasets import load_dataset
 from specdec.sdk import ConfigError
 
 ROW = {"prompt": "a", "question_id": 1, "category": "x", "turns": ["a"], "task_id": "a/1"}
@@ -58,6 +59,14 @@ def test_no_cell_makes_a_reader_raise_what_is_not_ours(cells, column, tmp_path):
     before = tree(tmp_path)
     refusal("speed_bench", tmp_path / "prompts.parquet")
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("key", ["prompt_id", "category"])
+def test_a_name_that_no_file_can_hold_is_refused_with_its_number(key, tmp_path):
+    (tmp_path / "prompts").write_text(f'{{"prompt": "a"}}\n{{"prompt": "a", "{key}": "\\ud800"}}\n')
+    with pytest.raises(ConfigError, match=r"prompt 2: its id or category is no Unicode text") as raised:
+        load_dataset("custom", tmp_path / "prompts")
+    assert raised.value.code == "SD-E162"
 
 
 @pytest.mark.parametrize("target", ["nowhere", "prompts"])
