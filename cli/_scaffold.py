@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import keyword
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,11 +127,21 @@ def sdk_range(version: str) -> str:
 
 
 def write(files: Mapping[Path, str], root: Path, *, blocked_by: Sequence[Path]) -> None:
-    """Write all files below `root`, or none. Raises ConfigError SD-E191 if one of `blocked_by` exists."""
+    """Write all files below `root`, or none. Raises ConfigError SD-E191 if one of `blocked_by` exists, SD-E187."""
     for path in blocked_by:
         if path.exists():
             facts = {"found": path, "fix": "another name, or another folder with --dir"}
             raise ConfigError("SD-E191", "there is something in the way", facts)
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text, encoding="utf-8")
+    made: list[Path] = []
+    try:
+        for path, text in files.items():
+            made += [each for each in reversed((root / path).parents) if not each.exists()]
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            made.append(root / path)
+            (root / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        for each in reversed(made):
+            with suppress(OSError):
+                each.rmdir() if each.is_dir() else each.unlink()
+        facts = {"because": error.strerror, "fix": "make room, or name another folder with --dir"}
+        raise ConfigError("SD-E187", f"cannot write to {str(error.filename or root)!r}", facts) from error

@@ -51,7 +51,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     seed: Annotated[int, typer.Option(min=0, help="Of texts, schedules and random numbers.")] = 0,
     timeout: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="The longest that one check may take; 0: as long as it likes."),
+        typer.Option(
+            min=0, max=1_000_000, metavar="SECONDS", help="The longest that one check may take; 0: as long as it likes."
+        ),
     ] = 300,
     isolation: Annotated[
         Literal["process"] | None,

@@ -38,7 +38,7 @@ def command(
     from specdec.lab.recording import Recording
     from specdec.lab.training.agreement import head_agreement
 
-    opened = Recording.open(train), Recording.open(held_out)
+    opened = Recording.open_filled(train), Recording.open_filled(held_out)
     rows = head_agreement(*opened, asked, ctx.obj.settings, model=model, live=live)
     if how == "json":
         names = ("how", "data", "depths", "counts", "intervals")

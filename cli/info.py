@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import importlib_metadata
 import typer
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
+from pydantic_core import CoreSchema
 
 from specdec.sdk.errors import PluginId
 
@@ -43,7 +46,7 @@ def command(
     methods = check_class(cls, plugin)
     options = options_model(cls, plugin)
     if schema:
-        print(json.dumps(options.model_json_schema() if options else NO_OPTIONS, indent=2))
+        print(json.dumps(options.model_json_schema(schema_generator=_Schema) if options else NO_OPTIONS, indent=2))
         return
     needs = static_needs(cls, plugin)
     facts = {
@@ -84,11 +87,29 @@ def _options(model: type[BaseModel] | None) -> list[dict[str, Any]]:
         {
             "name": name,
             "type": inspect.formatannotation(field.annotation),
-            "default": "required" if field.is_required() else field.get_default(call_default_factory=True),
+            "default": _default(field),
             "description": field.description,
         }
         for name, field in (model.model_fields if model else {}).items()
     ]
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.is_required():
+        return "required"
+    if field.default_factory_takes_validated_data:
+        return "computed from other options"
+    return field.get_default(call_default_factory=True)
+
+
+class _Schema(GenerateJsonSchema):
+    """A schema that allows anything where JSON has no form for an option, such as a function."""
+
+    def handle_invalid_for_json_schema(self, schema: CoreSchema, error_info: str) -> JsonSchemaValue:
+        return {}
+
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        """A default without a form is left out."""
 
 
 def _place(cls: type) -> str | None:

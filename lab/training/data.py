@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +46,12 @@ def export_data(
     not empty, SD-E275 if the disk takes no more.
     """
     columns = _columns(recording, kind, tuple(layers))
-    rows = training_rows(recording, columns)
+    found = training_rows(recording, columns)
+    first = next(found, None)
+    if first is None:
+        facts = {"requests": len(recording), "fix": "record more prompts, or with a larger --output-len"}
+        raise ConfigError("SD-E273", f"{str(recording.folder)!r} holds no token to train on", facts)
+    rows = chain([first], found)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -58,9 +64,6 @@ def export_data(
     except (OSError, SafetensorError, RuntimeError) as error:  # the latter two: of writers in other languages
         facts = {"because": str(error), "fix": "make room, delete the folder, and export again"}
         raise ConfigError("SD-E275", f"cannot write the training data into {str(folder)!r}", facts) from error
-    if not num_rows:
-        facts = {"requests": len(recording), "fix": "record more prompts, or with a larger --output-len"}
-        raise ConfigError("SD-E273", f"{str(recording.folder)!r} holds no token to train on", facts)
     return Exported(num_rows, columns)
 
 

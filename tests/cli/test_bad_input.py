@@ -143,6 +143,12 @@ def test_numbers_outside_their_range_are_refused(flag):
     assert (result.exit_code, f"Invalid value for '{flag[0]}'" in result.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("seconds", ["inf", "1e30"])
+def test_a_timeout_that_no_clock_holds_is_refused(seconds):
+    result = invoke("check", "ngram", "--timeout", seconds)
+    assert (result.exit_code, "Invalid value for '--timeout'" in result.stderr) == (2, True)
+
+
 ODD = (1.5, object(), b"x", {"a": 1}, {1, 2}, [[]], [None], float("nan"), 10**400, "\0", "x" * 5000, np.array([1, 2]))
 
 

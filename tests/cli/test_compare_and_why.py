@@ -141,8 +141,8 @@ def test_a_recording_without_a_request_is_refused_by_name(tmp_path):
     empty = tmp_path / "empty"
     full = invoke("record", "tiny", "-o", empty, "--num-prompts", 1, "--output-len", 4, "--max-disk", 0, "-q")
     assert "SD-E248" in full.output
-    for verb in ("compare", "why", "replay"):
-        done = invoke(verb, empty, "-sc", NGRAM)
+    for verb in (("compare",), ("why",), ("replay",), ("evaluate-head", empty)):
+        done = invoke(*verb, empty, "-sc", NGRAM)
         assert done.exit_code == 2
         assert "SD-E244" in done.output
         assert "it holds no request" in done.output

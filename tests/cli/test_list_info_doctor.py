@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from specdec.cli import _checks
 from specdec.cli._app import build_app
@@ -283,6 +284,24 @@ def test_info_schema_is_the_json_schema_of_the_options(specdec, install):
     schema = json.loads(specdec("info", "echo", "--schema").stdout)
     assert schema["properties"]["window"]["default"] == 4
     assert schema["required"] == ["corpus"]
+
+
+def test_info_shows_options_that_json_has_no_form_for(tmp_path, monkeypatch):
+    own = (
+        '        score: Callable[[int], float] = Field(abs, description="of a token")\n'
+        '        width: int = Field(default_factory=lambda others: others["window"] + 1)\n'
+        "        corpus: str\n"
+    )
+    source = "from collections.abc import Callable\n" + ECHO.replace("        corpus: str\n", own)
+    (tmp_path / "odd_options.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shown = CliRunner().invoke(build_app(), ["info", "odd_options:Echo", "--json"])
+    options = {each["name"]: each["default"] for each in json.loads(shown.stdout)["options"]}
+    assert options["width"] == "computed from other options"
+    assert options["corpus"] == "required"
+    schema = json.loads(CliRunner().invoke(build_app(), ["info", "odd_options:Echo", "--schema"]).stdout)
+    assert schema["properties"]["score"]["description"] == "of a token"
+    assert schema["properties"]["window"]["type"] == "integer"
 
 
 @pytest.mark.slow

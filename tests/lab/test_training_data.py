@@ -129,6 +129,7 @@ def test_texts_that_end_at_once_give_nothing_to_train_on(tmp_path):
     with pytest.raises(ConfigError) as raised:
         export_data(recording, tmp_path / "data", "speculators")
     assert raised.value.code == "SD-E273"
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path, recording):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from hostile import NAMES, tree
@@ -168,6 +170,32 @@ def test_what_exists_is_never_overwritten(tmp_path, kind, blocker):
     assert new("idea", "--kind", kind, "--dir", tmp_path).exit_code == 2
     assert written(tmp_path) == {blocker}
     assert (tmp_path / blocker).read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["lookup", "external"])
+def test_what_cannot_be_written_whole_is_not_written(tmp_path, monkeypatch, kind):
+    (tmp_path / "mine").write_text("mine")
+    write, paths = Path.write_text, []
+
+    def full(path, *arguments, **options):
+        paths.append(path)
+        if len(paths) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    done = new("idea", "--kind", kind, "--dir", tmp_path / "new" / "folder")
+    assert done.exit_code == 2
+    assert "SD-E187" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = new("idea", "--dir", tmp_path / "file" / "x")
+    assert done.exit_code == 2
+    assert "SD-E187" in done.stderr
 
 
 def test_names_are_normalised():
