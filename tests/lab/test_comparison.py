@@ -135,15 +135,15 @@ def test_a_live_comparison_of_four_prompts_at_a_time_asks_for_prompts():
 def test_what_is_alike_is_not_told_apart_from_the_best_of_several():
     random = np.random.default_rng(0)
 
-    def compared(number):
-        times = {f"p{each}": random.normal(2.0, 0.02, (3, 12)) for each in range(number)}
-        measured = [Measured(label, {}, [counts((1, 1))] * 12, each) for label, each in times.items()]
-        return comparison_facts(measured, ["a"] * 12, [4.0] * 12, "speedup")
+    def compared(number, num_repeats, num_units):
+        times = {f"p{each}": random.normal(2.0, 0.02, (num_repeats, num_units)) for each in range(number)}
+        measured = [Measured(label, {}, [counts((1, 1))] * num_units, each) for label, each in times.items()]
+        return comparison_facts(measured, ["a"] * num_units, [4.0] * num_units, "speedup")
 
-    held = dict.fromkeys((2, 6, 16), 0)
+    held = dict.fromkeys(((2, 3, 12), (6, 3, 12), (32, 1, 40)), 0)
     for number in held:
         for _ in range(60):
-            rows = compared(number)[1:]
+            rows = compared(*number)[1:]
             held[number] += all(low <= 0 <= high for low, high in (row["difference_to_best_interval"] for row in rows))
     assert min(held.values()) >= 55
 
