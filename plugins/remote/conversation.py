@@ -45,6 +45,9 @@ FIGURES = ("asked", "in_time", "late", "rebased", "dropped", "no_slot", "errors"
 FIGURES_SECONDS = 1.0
 """The longest wait for the proposer's own figures."""
 
+MOST_UNREAD = 64
+"""Messages that a drafter is read before it counts as one that hangs: it may never stop talking."""
+
 
 @dataclass(eq=False)
 class _Question:
@@ -189,8 +192,7 @@ class Conversation:
         self._drafter.close()
 
     def _is_up(self) -> bool:
-        question = self._question
-        if question is not None and time.monotonic() - question.begin > self._options.hang_seconds:
+        if self._hangs():
             self._drafter.lose(f"it has not answered for {self._options.hang_seconds:g} s")
         up = self._drafter.is_up
         if self._drafter.num_losses != self._num_losses:  # whoever noticed it
@@ -199,6 +201,18 @@ class Conversation:
             for text in self._texts.values():
                 text.sent = 0
         return up
+
+    def _hangs(self) -> bool:
+        """Whether an answer is due for long, and does not lie there either: an engine at rest looks for none."""
+        question = self._question
+        if question is None or time.monotonic() - question.begin <= self._options.hang_seconds:
+            return False
+        for _ in range(MOST_UNREAD):
+            answer = self._drafter.receive(0)
+            self._take(answer)
+            if answer is None or self._question is not question:
+                break
+        return self._question is question and self._drafter.num_losses == self._num_losses
 
     def _longest(self) -> float:
         """Seconds that this step may wait. A drafter that hangs counts from its question on."""

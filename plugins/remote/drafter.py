@@ -37,7 +37,8 @@ LONGEST_PAUSE = 30.0
 PROVEN_AFTER = 16
 """Answers after which a drafter that came back counts as well again: its next pause is the first one.
 
-For one that only ended, the first answer is enough: it works, and its end costs no step. A hang or nonsense does.
+For one that only ended or forgot this engine, the first answer is enough: it works, and that costs no step. A hang or
+nonsense does.
 """
 LOOK_SECONDS = 0.25
 """Between two looks at whether a drafter that owes an answer has ended: its helpers may hold the connection open."""
@@ -188,7 +189,7 @@ class Drafter:
                 return answer
             self._take(answer)
         except ClosedError as error:
-            self.lose(str(error), proven_after=1)
+            self.lose(str(error), let_go=True)
         except LostError as error:
             self.lose(str(error))
         return None
@@ -217,17 +218,22 @@ class Drafter:
         elif isinstance(answer, Refused):
             self.lose(f"{answer.code} {answer.summary}", answer.facts)
         elif isinstance(answer, Unknown):
-            self.lose("it does not know this engine any more")
+            self.lose("it does not know this engine any more", let_go=True)
 
-    def lose(self, reason: str, facts: Mapping[str, str] = NO_FACTS, *, proven_after: int = PROVEN_AFTER) -> None:
-        """It cannot be used: end it, say so, and try again later, at once if it was well."""
+    def lose(self, reason: str, facts: Mapping[str, str] = NO_FACTS, *, let_go: bool = False) -> None:
+        """It cannot be used: end it, say so, and try again later, at once if it was well.
+
+        let_go: whether it let go of this engine by itself. If not it is told to, or it would keep slots for it.
+        """
         self.num_losses += 1
         connection, self._connection = self._connection, None
         was_up, self._up = self._up, False
-        if connection is not None:
+        if connection is not None and was_up and not let_go:
+            connection.leave(Bye())
+        elif connection is not None:
             connection.close()
         self._figures["outages"] += was_up
-        pause = 0.0 if self._answers >= proven_after else self._pause
+        pause = 0.0 if self._answers >= (1 if let_go else PROVEN_AFTER) else self._pause
         self._pause, self._answers = min(2 * pause + FIRST_PAUSE, LONGEST_PAUSE), 0
         self._next_try = self._clock() + pause
         self._loss = _Loss(reason, facts, was_up, pause)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from threading import Event
 
 import pytest
 import zmq
+from drafter_servers import hosted_with, serving
 from inside import proposer_of
-from test_remote import GREEDY, PROMPTS, engine, remote, stub, until
+from test_remote import GREEDY, NGRAM, PROMPTS, engine, remote, stub, until
 
 from specdec.plugins.remote.connection import UNREAD_MESSAGES, Connection
 from specdec.plugins.remote.drafter import FIRST_PAUSE, LONGEST_PAUSE, PROVEN_AFTER, At, Drafter
-from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Hello, Returned, Welcome, encode
+from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Hello, Returned, Unknown, Welcome, encode
 
 
 class Clock:
@@ -163,3 +165,51 @@ def test_a_loss_that_only_metrics_saw_is_told_to_the_next_step(address) -> None:
             llm.engine.step()
         assert conversation.figures["asked"] > 1
         llm.close()
+
+
+def test_an_answer_that_came_while_nobody_looked_is_taken_however_late(address) -> None:
+    """Engines rest between requests for longer than a drafter may hang."""
+    said = Event()
+
+    def slowly(ask):
+        time.sleep(0.05)
+        yield from answered(ask)
+        said.set()
+
+    with stub(address, slowly):
+        llm = engine(remote(address, deadline_ms=0.001, hang_seconds=0.3))
+        llm.engine.add_request(PROMPTS[0], GREEDY, "a")
+        conversation = proposer_of(llm)._conversation
+        while conversation._question is None:
+            llm.engine.step()
+        said.wait(10)
+        time.sleep(0.4)
+        llm.engine.step()
+        assert conversation.figures["outages"] == 0
+        assert conversation.figures["late"] == 1
+        llm.close()
+
+
+def test_a_server_that_is_left_behind_holds_none_of_its_requests(address) -> None:
+    """They would take its slots from the same engine."""
+    hosted = hosted_with(NGRAM)
+    with serving(hosted, address):
+        llm = engine(remote(address))
+        llm.engine.add_request(PROMPTS[0], GREEDY, "a")
+        llm.engine.step()
+        proposer_of(llm)._conversation._drafter.lose("it has not answered")
+        until(lambda: not hosted.names(""))
+        llm.close()
+
+
+def test_an_engine_that_is_forgotten_for_being_idle_comes_back_at_once(lost, address, clock) -> None:
+    """However often. One that answers nothing but that it knows nobody comes back after pauses that grow."""
+    pauses = []
+    for num_answers in (1, 1, 1, 0, 0, 0):
+        with stub(address, lambda ask: answered(ask) if ask.number else [encode(Unknown())]):
+            until(lambda: lost.is_up)
+            assert all(isinstance(ask(lost), Drafts) for _ in range(num_answers))
+            assert ask(lost, 0) is None
+        pauses.append(lost._next_try - clock.now)
+        clock.now = lost._next_try
+    assert pauses == [0, 0, 0, *(FIRST_PAUSE * each for each in (1, 3, 7))]
