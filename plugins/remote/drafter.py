@@ -15,6 +15,7 @@ from specdec.sdk.keys import ClientKey
 from specdec.sdk.wire import (
     MAX_MESSAGE_BYTES,
     Bye,
+    Call,
     Drafts,
     Failed,
     Hello,
@@ -136,7 +137,7 @@ class Drafter:
         self.num_losses = 0  # each time, what it was told is gone
         self.num_draft_tokens = 0  # the most that it drafts
         self.num_uniforms = 0  # that it draws the drafts of a request with
-        self.first_words: dict[str, ToServer] = {}  # behind the hello of each connection, in this order
+        self.first_words: dict[str, Call] = {}  # behind the hello of each connection, in this order
 
     def begin(self, seconds: float) -> None:
         """Reach it for the first time. Raises ConfigError SD-E334 if it does not answer, or as it refuses."""
@@ -267,7 +268,8 @@ class Drafter:
         self._connection = connection = self._place.connect(self._most_bytes)
         connection.send(self._hello)
         for each in self.first_words.values():
-            connection.send(each)
+            if each.method != "load" or os.path.isdir(each.path):  # a later save removes what an earlier one wrote
+                connection.send(each)
         return connection
 
     def _welcomed(self, answer: Welcome) -> None:

@@ -24,12 +24,12 @@ class KeepsState(AsksElsewhere):
     """One that has state to save, and to load again."""
 
     def save(self, path: Path) -> None:
-        """The process writes it."""
-        self._conversation.call("save", str(path))
+        """The process writes it, and one that is started later reads it, while it is there."""
+        self._conversation.call("save", str(path), again="save")
 
     def load(self, path: Path) -> None:
         """The process reads it, and one that is started later does too, while it is there."""
-        self._conversation.call("load", str(path), again="state")
+        self._conversation.call("load", str(path), again="load")
 
 
 class TakesWeights(AsksElsewhere):

@@ -306,11 +306,13 @@ def test_its_state_is_saved_and_loaded_also_by_the_next_process(tmp_path, plain)
         llm.close()
     assert seen[1] == 2 * seen[0] > 0
     llm = engine(config)
+    llm.save_proposer_state(tmp_path / "state")  # what was loaded is gone
     _, [child], _ = processes_of(llm)
     os.kill(child, signal.SIGKILL)
     until(lambda: not is_alive(child))
     until(lambda: texts(llm) == plain and figures(llm)["up"])
     assert next(metric.value for metric in llm.get_metrics() if metric.name == name) >= 2 * seen[0]
+    assert figures(llm)["errors"] == 0
     llm.close()
 
 
