@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
+from safetensors import SafetensorError
 from zmq.utils import z85
 
 from specdec.sdk.addresses import require_private
@@ -223,6 +224,9 @@ class Server:
             self._hosted.call(call.method, Path(call.path))
         except ConfigError as error:  # weights that do not fit
             return as_failed(error, call.number)
+        except (OSError, SafetensorError) as error:  # an earlier process could read them
+            facts = {"because": f"{call.path}: {error}", "effect": "it keeps the old ones", "fix": "pass them again"}
+            raise ProposerError("SD-E336", "new weights cannot be read", facts, plugin=self._hosted.plugin) from error
         return Returned(call.number)
 
     def _refuse(self, client: ClientId, error: SpecdecError) -> None:

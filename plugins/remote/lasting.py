@@ -45,7 +45,7 @@ class TakesWeights(AsksElsewhere):
         """The process takes them. Raises what the proposer raises there, or ProposerError SD-E336."""
         from safetensors.torch import save_file
 
-        if self._folder is None:
+        if self._folder is None or not self._folder.is_dir():  # who tidies up may have taken it away
             self._folder = Path(tempfile.mkdtemp(prefix="specdec-weights-"))
             self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
         file, names = self._folder / str(next(self._numbers)), "\n".join(sorted(tensors))
@@ -53,10 +53,10 @@ class TakesWeights(AsksElsewhere):
         try:
             self._conversation.call("update_weights", str(file), again=names)
         except SpecdecError:
-            file.unlink()
+            file.unlink(missing_ok=True)
             raise
         if names in self._files:
-            self._files[names].unlink()
+            self._files[names].unlink(missing_ok=True)
         self._files[names] = file
 
     def close(self) -> None:

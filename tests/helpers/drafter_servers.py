@@ -36,10 +36,10 @@ def hosted_with(config, max_num_seqs=8, ahead=0, torch_compile=False, **facts) -
 
 
 @contextmanager
-def serving(hosted, address, limits=None, clock=None, key=None) -> Iterator[Server]:
+def serving(hosted, address, limits=None, clock=None, **options) -> Iterator[Server]:
     """It is served inside."""
     more = {} if clock is None else {"clock": clock}
-    server = Server(hosted, address, limits or Limits(), **more, key=key)
+    server = Server(hosted, address, limits or Limits(), **more, **options)
     reading, writing = os.pipe()
     thread = threading.Thread(target=server.serve, args=(reading,))
     thread.start()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from drafter_servers import hosted_with, serving
+from drafter_servers import Client, hosted_with, serving
 from inside import proposer_of
 from safetensors.torch import load_file
 from test_isolation import NGRAM, engine, figures, is_alive, lengths, processes_of, until
 from test_remote import remote
 
 from specdec import LLM
-from specdec.sdk import ConfigError
+from specdec.sdk import ConfigError, ProposerError
 from specdec.sdk.packaged import packaged
+from specdec.sdk.wire import Call, Failed
 
 DRAFT_MODEL = {"model": "tiny/draft", "num_speculative_tokens": 4}
 WRONG = "model.layers.0.mlp.down_proj.weight"
@@ -49,9 +51,30 @@ def test_they_reach_a_process_and_the_one_that_follows_it() -> None:
     until(lambda: not is_alive(child))
     until(lambda: lengths(apart) and figures(apart)["returns"] == 1)
     assert lengths(apart) == after
+    shutil.rmtree(folder_of(apart))
+    apart.update_proposer_weights(without_mlp()[0])
+    _, [child], _ = processes_of(apart)
+    os.kill(child, signal.SIGKILL)
+    with pytest.raises(ProposerError, match="SD-E336 new weights cannot be read"):
+        until(lambda: lengths(apart) and False)
+    apart.update_proposer_weights(without_mlp()[1])
+    assert lengths(apart) == after
     folder = folder_of(apart)
     apart.close()
     assert not folder.exists()
+
+
+def test_a_file_of_weights_that_is_gone_or_broken_ends_no_process(tmp_path) -> None:
+    address, broken = f"ipc://{tmp_path}/socket", tmp_path / "broken"
+    broken.write_bytes(b"no safetensors")
+    with serving(hosted_with(NGRAM), address, keeps_state=True), Client(address) as client:
+        client.hello()
+        for number, path in enumerate((tmp_path / "gone", broken)):
+            client.say(Call(number, "update_weights", str(path)))
+            answer = client.hear()
+            assert isinstance(answer, Failed)
+            assert (answer.number, answer.code) == (number, "SD-E336")
+            assert str(path) in answer.facts["because"]
 
 
 @pytest.mark.full
