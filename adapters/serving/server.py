@@ -93,6 +93,7 @@ class Server:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.ipv6 = "[" in address
         self._socket.set_hwm(WAITING_MESSAGES)
         self._socket.router_mandatory = True  # a client that does not read is known by it
         self._doors = [] if key is None else [Door(self._context, self._socket, key)]

@@ -66,6 +66,7 @@ class Connection:
         self._socket.linger = 0
         self._socket.reconnect_ivl = retry_ms
         self._socket.set(zmq.MAXMSGSIZE, most_bytes)
+        self._socket.ipv6 = "[" in address  # a host's name keeps its IPv4 address
         self._socket.sndhwm, self._socket.rcvhwm = WAITING_MESSAGES, UNREAD_MESSAGES
         if key is not None:
             self._socket.curve_publickey, self._socket.curve_secretkey = key.public.encode(), key.secret.encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import stat
 import tracemalloc
 
@@ -11,6 +12,7 @@ import pytest
 from drafter_servers import Client, hosted_with, serving
 
 from specdec.adapters.serving.sessions import Limits, Session, Sessions
+from specdec.plugins.remote.connection import Connection
 from specdec.sdk import ConfigError, Draft, Needs, Refusal
 from specdec.sdk.wire import (
     DRAFTED,
@@ -307,6 +309,18 @@ def test_a_proposer_that_reads_the_target_is_refused() -> None:
 def test_an_address_that_others_reach_is_refused(address) -> None:
     with pytest.raises(ConfigError, match="SD-E333"), serving(hosted_with(NGRAM), address):
         pass
+
+
+def test_an_ipv6_address_is_served() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with serving(hosted_with(NGRAM), "tcp://[::1]:*") as server:
+        connection = Connection(server.address)
+        connection.send(Hello(1, 4096, 512, 4))
+        assert isinstance(connection.receive(10), Welcome)
+        connection.close()
 
 
 def test_an_address_that_cannot_be_had_is_named(tmp_path) -> None:
