@@ -42,7 +42,9 @@ class WaitingOptions(StrictModel):
     hang_seconds: float = Field(
         default=30.0, gt=0, description="a drafter that owes an answer for longer is taken for lost"
     )
-    start_seconds: float = Field(default=60.0, gt=0, description="the longest wait for its first answer, at the start")
+    start_seconds: float = Field(
+        default=60.0, gt=0, le=1e6, description="the longest wait for its first answer, at the start"
+    )
 
 
 class RemoteOptions(WaitingOptions):
@@ -65,7 +67,7 @@ class IsolationOptions(WaitingOptions):
     """The keys of `"isolation": {"kind": "process"}`."""
 
     kind: Literal["process"]
-    start_seconds: float = Field(default=300.0, gt=0, description="the longest that it may take to start")
+    start_seconds: float = Field(default=300.0, gt=0, le=1e6, description="the longest that it may take to start")
     memory_mib: int | None = Field(
         default=None, ge=1, description="the most memory that it may take beyond its libraries. None means no limit"
     )

@@ -110,6 +110,7 @@ def test_a_blocked_plugin_offers_none() -> None:
         ({"kind": "process", "memory": 5}, "did you mean 'memory_mib'"),
         ({"kind": "process", "memory_mib": 0}, "memory_mib"),
         ({"kind": "process", "deadline_ms": -1}, "deadline_ms"),
+        ({"kind": "process", "start_seconds": 3e6}, "start_seconds"),
     ],
 )
 def test_its_options_are_checked(isolation, found) -> None:

@@ -293,6 +293,11 @@ def test_a_wrong_address_is_said_at_the_start(address) -> None:
         engine(remote(address, start_seconds=0.05))
 
 
+def test_a_wait_without_end_is_refused(address) -> None:
+    with pytest.raises(ConfigError, match="start_seconds"):
+        engine(remote(address, start_seconds=float("inf")))
+
+
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match="SD-E333"):
         engine(remote("tcp://10.0.0.1:5570"))
