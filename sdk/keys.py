@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,12 @@ def _read(path: Path, names: tuple[str, ...], other: str) -> list[str]:
 
 
 def _is_key(value: object) -> bool:
-    return isinstance(value, str) and len(value) == LENGTH and value.isascii()
+    from zmq.utils import z85
+
+    try:
+        return isinstance(value, str) and len(value) == LENGTH and bool(z85.decode(value))
+    except (KeyError, ValueError, struct.error):  # no character of Z85, or five of them beyond 32 bits
+        return False
 
 
 def _unusable(path: Path, because: str, fix: str) -> ConfigError:

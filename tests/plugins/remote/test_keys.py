@@ -46,8 +46,11 @@ def test_a_key_is_never_written_over(keys) -> None:
 
 def test_what_is_no_key_is_refused(keys, tmp_path) -> None:
     other = tmp_path / "other"
-    for text in ("", "{}", "[]", '{"public": 1, "secret": 2, "client": 3}'):
-        other.write_text(text)
+    one, damaged = read_server_key(keys[0]).public, []
+    for wrong in (one[:-1] + "~", one[:-1] + "é", one[:-5] + "#####", one[:-1]):
+        damaged.append(keys[0].read_text().replace(one, wrong))
+    for text in ("", "{}", "[]", '{"public": 1, "secret": 2, "client": 3}', *damaged):
+        other.write_text(text, encoding="utf-8")
         other.chmod(0o600)
         with pytest.raises(ConfigError, match="SD-E337"):
             read_server_key(other)
