@@ -217,7 +217,7 @@ class _Keeper:
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.directory = _private_directory()
-        order = Order(directory=self.directory, import_path=list(sys.path), grace_seconds=GRACE_SECONDS, **facts)
+        order = Order(directory=self.directory, import_path=_import_path(), grace_seconds=GRACE_SECONDS, **facts)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", KEEPER],
             stdin=subprocess.PIPE,
@@ -291,6 +291,11 @@ def _end(process: subprocess.Popen[bytes], directory: str, owner: int) -> None:
         process.kill()
         process.wait()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _import_path() -> list[str]:
+    """`sys.path` without what Python skips, as a `Path`, and what no message holds: a name that is not UTF-8."""
+    return [each for each in sys.path if isinstance(each, str) and each == each.encode(errors="ignore").decode()]
 
 
 def _private_directory() -> str:

@@ -16,6 +16,7 @@ from inside import proposer_of
 
 from specdec import LLM, SamplingParams
 from specdec.core.registry import PluginSettings
+from specdec.plugins.remote.child import _import_path
 from specdec.sdk import ConfigError, ProposerError, Refusal
 from specdec.sdk.errors import PluginLoadError
 
@@ -116,6 +117,12 @@ def test_a_blocked_plugin_offers_none() -> None:
 def test_its_options_are_checked(isolation, found) -> None:
     with pytest.raises(ConfigError, match=found):
         engine(NGRAM | {"isolation": isolation})
+
+
+def test_a_process_gets_the_import_path_without_what_is_none(monkeypatch) -> None:
+    known = ["", *sys.path]
+    monkeypatch.setattr(sys, "path", [*known, Path("/skipped"), os.fsdecode(b"/no-utf-8-\xff"), None])
+    assert _import_path() == known
 
 
 def test_a_proposer_that_reads_the_target_is_refused() -> None:
