@@ -138,4 +138,7 @@ def _asked(proposer: str, further: Sequence[str] | None) -> dict[str, Any]:
 
     text = only_one("--speculative-config", further)
     keys = SpeculativeConfig.as_mapping(text) if text is not None else {}
-    return {"model" if is_checkpoint(proposer) else "method": proposer, **keys}
+    key = "model" if is_checkpoint(proposer) else "method"
+    if keys.get(key, proposer) != proposer:
+        raise typer.BadParameter(f"NAME is {proposer!r}, and --speculative-config has {key}={keys[key]!r}: name one.")
+    return {key: proposer, **keys}

@@ -41,6 +41,14 @@ def test_two_speculative_configs_are_refused_by_name(verb):
     assert second in result.stderr
 
 
+def test_a_served_proposer_is_named_once(tmp_path):
+    address = f"ipc://{tmp_path}/socket"
+    result = invoke("serve-proposer", "ngram", "--target", "tiny", "--listen", address, "-sc", '{"method": "suffix"}')
+    assert result.exit_code == 2
+    assert "'ngram'" in result.stderr
+    assert "method='suffix'" in result.stderr
+
+
 def test_two_engine_configs_are_refused():
     result = invoke("bench", "tiny", "-ec", '{"block_size": 8}', "-ec", "{}")
     assert (result.exit_code, "SD-E186 --engine-config" in result.stderr) == (2, True)
