@@ -45,7 +45,7 @@ def sentence(record: Mapping[str, Any]) -> str:
     (served, all_types), (served_too, others) = counts
     return (
         f"transformers {record['transformers']} has {all_types} causal language model types. "
-        f"specdec serves {served} of them with the text of `generate`. "
+        f"specdec serves {served} of them. Their text equals that of transformers' `generate`. "
         f"It also serves {served_too} of {others} types that read images or sound."
     )
 

@@ -83,7 +83,7 @@ class RequestMetrics:
 
     def _per_position(self, counts: Callable[[int, int, int], bool]) -> list[int]:
         """Drafted steps whose numbers of drafted and accepted tokens count at each position."""
-        outcomes = list(self.outcomes.items())  # at once: the engine's thread may count meanwhile
+        outcomes = dict(self.outcomes).items()  # copied in one call: the engine's thread may count meanwhile
         width = max((drafted for (drafted, _), _ in outcomes), default=0)
         return [
             sum(steps for (drafted, accepted), steps in outcomes if counts(position, drafted, accepted))
