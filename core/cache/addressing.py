@@ -153,16 +153,15 @@ class Addressing:
     def _view(self, cache: KVCache, shares: Sequence[Scheduled], mode: Mode) -> CacheView:
         spans = []
         for share in shares:
-            num_queries = share.num_tokens + share.num_draft_tokens
-            stop, blocks = share.start + num_queries, share.request.blocks
-            spans.append(self._span(blocks, share.first_token, num_queries, stop, cache.device, mode))
+            blocks, stop = share.request.blocks, share.start + share.num_rows
+            spans.append(self._span(blocks, share.first_token, share.num_rows, stop, cache.device, mode))
         return CacheView(cache, SpanBatch(spans), self._backend)
 
     def _span(
         self, blocks: Sequence[int], start: int, num_queries: int, num_keys: int, device: torch.device, mode: Mode
     ) -> Span:
         """A request's share of a batch whose first query is the batch's `start`-th."""
-        used = -(-num_keys // self.block_size)
+        used = self._num_used(blocks, num_keys)
         if blocks[:used] == list(range(blocks[0], blocks[0] + used)):
             first = blocks[0] * self.block_size
             return Span(start, num_queries, num_keys, slice(first, first + num_keys), device, mode)
@@ -172,7 +171,13 @@ class Addressing:
 
     def slot(self, blocks: Sequence[int], position: int) -> int:
         """The slot of a position of a request with these blocks."""
-        return blocks[position // self.block_size] * self.block_size + position % self.block_size
+        return blocks[self._num_used(blocks, position + 1) - 1] * self.block_size + position % self.block_size
+
+    def _num_used(self, blocks: Sequence[int], num_keys: int) -> int:
+        """How many of the blocks hold so many keys. Raises IndexError where the request has fewer."""
+        if num_keys > (has := len(blocks) * self.block_size):
+            raise IndexError(f"position {num_keys - 1} is past the {has} of its request: declare a longer lookahead")
+        return -(-num_keys // self.block_size)
 
     def num_computed(self, rows: Tensor) -> Tensor:
         """Positions of each row that the target has computed, [N] int64, where the host knows them: without a table."""

@@ -7,7 +7,7 @@ import torch
 from inside import kv_capacity_of
 
 from specdec import LLM, SamplingParams
-from specdec.sdk import ConfigError, Draft, Needs, NetworkSettings, ProposerConfig, Refusal
+from specdec.sdk import ConfigError, Draft, Needs, NetworkSettings, ProposerConfig, ProposerError, Refusal
 from specdec.sdk.extensions import DraftKV, Networks
 
 
@@ -103,6 +103,23 @@ def test_checkpoint_files_load_as_tensors_and_as_a_model(target_path, tmp_path):
         services.load_tensors(tmp_path)
     with pytest.raises(ConfigError, match="SD-E140"):
         services.load_causal_lm(tmp_path, NetworkSettings())
+
+
+class ShortSighted(KvKeeper):
+    """Declares one position past the newest token, and attends 32 further."""
+
+    def propose(self, step) -> Draft:
+        bounds = 34 * torch.arange(len(step) + 1)
+        passed = self.store.attention(step.slots, step.committed_length - 1, bounds)
+        raise AssertionError(passed)
+
+
+@pytest.mark.parametrize("prompt_tokens", [4, 24], ids=["one block", "blocks"])
+def test_a_pass_past_the_blocks_of_its_request_is_an_error_that_names_the_declaration(prompt_tokens):
+    llm = speculate(ShortSighted, block_size=16)
+    prompt = {"prompt_token_ids": [5] * prompt_tokens}
+    with pytest.raises(ProposerError, match="declare a longer lookahead"):
+        llm.generate(prompt, GREEDY)
 
 
 class Undeclared(KvKeeper):

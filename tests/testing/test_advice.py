@@ -148,6 +148,13 @@ def test_a_field_that_is_none_is_named_with_its_declaration(mutant, code, declar
     assert declaration in result.facts["found"]
 
 
+@pytest.mark.parametrize("mutant", [needs_mutants.WritesMoreThanDeclared, needs_mutants.AttendsFurtherThanDeclared])
+def test_a_draft_pass_past_the_positions_of_its_request_is_told_the_declaration(mutant):
+    (result,) = check_proposer(mutant, only=["draft_form"])
+    assert "of its request: declare a longer lookahead" in result.facts["found"]
+    assert f"where   {line_of(mutant.propose).rpartition(':')[0]}" in result.facts["found"]
+
+
 def test_none_of_the_authors_own_is_not_attributed_on_a_field_that_is_declared():
     (result,) = check_proposer(hostile_proposers.StumblesOverNone, only=["draft_form"])
     assert result.facts["found"].startswith("SD-E210")

@@ -64,6 +64,15 @@ class WritesMoreThanDeclared(HiddenMean):
         return super().propose(step)
 
 
+class AttendsFurtherThanDeclared(HiddenMean):
+    """The same with a pass of attention over three positions."""
+
+    def propose(self, step):
+        bounds = 3 * torch.arange(len(step) + 1)
+        self.services.draft_kv().attention(step.slots, step.committed_length - 1, bounds)
+        return super().propose(step)
+
+
 class OptionsOfCode(HiddenMean):
     class Options(StrictModel):
         offset: int = 0
