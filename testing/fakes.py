@@ -65,7 +65,7 @@ def _generator(key: str) -> torch.Generator:
 
 
 class FakeDraftKV:
-    """Draft KV as one dense tensor [rows, positions, heads, head_dim] per layer, NaN until written."""
+    """Draft KV as one dense tensor [slots, positions, heads, head_dim] per layer, NaN until written."""
 
     def __init__(self, spec: DraftKV, info: TargetInfo) -> None:
         shape = (info.max_num_seqs, info.max_model_len + spec.lookahead, spec.num_heads)
@@ -73,18 +73,18 @@ class FakeDraftKV:
         self._keys = [torch.full((*shape, spec.head_dim), torch.nan) for _ in range(spec.num_layers)]
         self._values = [torch.full((*shape, value_dim), torch.nan) for _ in range(spec.num_layers)]
 
-    def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [N, heads, head_dim] at (rows [N], positions [N])."""
-        self._keys[layer][rows, positions] = keys
-        self._values[layer][rows, positions] = values
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [N, heads, head_dim] at (slots [N], positions [N])."""
+        self._keys[layer][slots, positions] = keys
+        self._values[layer][slots, positions] = values
 
-    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [length, heads, head_dim] of one row; NaN where nothing was written."""
-        return self._keys[layer][row, :length], self._values[layer][row, :length]
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [length, heads, head_dim] of one slot; NaN where nothing was written."""
+        return self._keys[layer][slot, :length], self._values[layer][slot, :length]
 
     def attention(
         self,
-        rows: Tensor,
+        slots: Tensor,
         starts: Tensor,
         cu_queries: Tensor,
         mode: AttentionMode = "causal",
@@ -93,7 +93,7 @@ class FakeDraftKV:
         """What the attention of a network built by FakeServices takes. Raises Refusal for trees."""
         if parents is not None:
             raise Refusal("the fake draft KV serves chains alone", "an engine")
-        return {"fake_pass": FakePass(self, rows.tolist(), starts.tolist(), cu_queries.tolist(), mode)}
+        return {"fake_pass": FakePass(self, slots.tolist(), starts.tolist(), cu_queries.tolist(), mode)}
 
 
 @dataclass(frozen=True)

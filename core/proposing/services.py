@@ -79,27 +79,27 @@ class BlockDraftKV:
         self._cache = KVCache(layers, num_blocks, addressing.block_size, self._dtype, self._device, storage=storage)
         self._addressing = addressing
 
-    def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [N, heads, head_dim] of the tokens at (rows [N], positions [N])."""
-        slots = self._addressing.slots(rows, positions).to(self._cache.device)
-        self._cache.keys[layer].index_copy_(0, slots, keys)
-        self._cache.values[layer].index_copy_(0, slots, values)
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [N, heads, head_dim] of the tokens at (slots [N], positions [N])."""
+        places = self._addressing.slots(slots, positions).to(self._cache.device)
+        self._cache.keys[layer].index_copy_(0, places, keys)
+        self._cache.values[layer].index_copy_(0, places, values)
 
-    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [length, heads, head_dim] of positions 0 .. length-1; a view where blocks are adjacent."""
-        slots = self._addressing.slots_of_row(self._cache, row, length)
-        return self._cache.keys[layer][slots], self._cache.values[layer][slots]
+        places = self._addressing.slots_of_row(self._cache, slot, length)
+        return self._cache.keys[layer][places], self._cache.values[layer][places]
 
     def attention(
         self,
-        rows: Tensor,
+        slots: Tensor,
         starts: Tensor,
         cu_queries: Tensor,
         mode: AttentionMode = "causal",
         parents: Tensor | None = None,
     ) -> Mapping[str, Any]:
         """What our attention function takes: where the pass's keys and values go, and what its queries see."""
-        return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode, parents))
+        return attention_arguments(self._addressing.of_rows(self._cache, slots, starts, cu_queries, mode, parents))
 
 
 @dataclass(frozen=True)

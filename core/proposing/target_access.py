@@ -87,18 +87,18 @@ class CachedKV:
     cache: TargetCache
     declared: Collection[int]  # the layers that may be read
 
-    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Read keys and values of a row. Raises Refusal for a layer that was not declared."""
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Read keys and values of a slot. Raises Refusal for a layer that was not declared."""
         self._require_declared([layer])
         kv = self.cache.kv
-        slots = self.cache.addressing.slots_of_row(kv, row, length)
-        return kv.keys[layer][slots].clone(), kv.values[layer][slots].clone()
+        places = self.cache.addressing.slots_of_row(kv, slot, length)
+        return kv.keys[layer][places].clone(), kv.values[layer][places].clone()
 
-    def attention(self, rows: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
+    def attention(self, slots: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
         """Arguments of attention over the target's cache. Raises Refusal for a layer that was not declared."""
         self._require_declared(layers)
-        one_each = torch.arange(len(rows) + 1, device=rows.device)
-        stored = self.cache.addressing.of_rows(self.cache.kv, rows, lengths - 1, one_each, "causal")
+        one_each = torch.arange(len(slots) + 1, device=slots.device)
+        stored = self.cache.addressing.of_rows(self.cache.kv, slots, lengths - 1, one_each, "causal")
         return attention_arguments(_Reading(stored, layers))
 
     def _require_declared(self, layers: Collection[int]) -> None:
@@ -121,20 +121,20 @@ class CachedLayers:
     def logits(
         self,
         token_ids: Tensor,
-        rows: Tensor,
+        slots: Tensor,
         starts: Tensor,
         cu_queries: Tensor,
-        logits_rows: Tensor,
+        wanted: Tensor,
         adapted: Tensor | None = None,
     ) -> Tensor:
         if self.cache.passes is None:
-            self._require_free(rows, starts)
+            self._require_free(slots, starts)
         else:
-            starts = self.cache.passes.behind(rows, starts)
-        context = self.cache.addressing.of_rows(self.cache.kv, rows, starts, cu_queries, "causal")
+            starts = self.cache.passes.behind(slots, starts)
+        context = self.cache.addressing.of_rows(self.cache.kv, slots, starts, cu_queries, "causal")
         token = torch.arange(len(token_ids), device=token_ids.device)
         owner = torch.searchsorted(cu_queries[1:], token, right=True)
-        return self.run(token_ids, starts[owner] + token - cu_queries[owner], logits_rows, context, adapted)
+        return self.run(token_ids, starts[owner] + token - cu_queries[owner], wanted, context, adapted)
 
     def _require_free(self, rows: Tensor, starts: Tensor) -> None:
         """Nobody writes over what the target computed. Raises ProposerError SD-E276."""
