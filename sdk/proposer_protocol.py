@@ -103,6 +103,9 @@ class ProposerBase(ABC):
 
         If it raises, the step's requests get no drafts until they are computed again or finished. Learn state that
         requests share in the order of request ids, never of rows, and before any draft of the step is made from it.
+
+        It is called in `torch.inference_mode`. To train, clone what the step lends and compute, both within
+        `with torch.inference_mode(False), torch.enable_grad():`.
         """
 
     def on_preempt(self, request: RequestView, /) -> None:

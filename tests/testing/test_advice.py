@@ -155,6 +155,11 @@ def test_a_draft_pass_past_the_positions_of_its_request_is_told_the_declaration(
     assert f"where   {line_of(mutant.propose).rpartition(':')[0]}" in result.facts["found"]
 
 
+def test_a_proposer_may_train_on_clones_of_what_it_observes():
+    (result,) = check_proposer(good_proposers.LearnsByGradient, only=["draft_form"])
+    assert result.status == "passed", result.text
+
+
 def test_none_of_the_authors_own_is_not_attributed_on_a_field_that_is_declared():
     (result,) = check_proposer(hostile_proposers.StumblesOverNone, only=["draft_form"])
     assert result.facts["found"].startswith("SD-E210")

@@ -154,6 +154,21 @@ class Waves:
         return step.budget
 
 
+class LearnsByGradient(Followers):
+    """Trains a layer on the target's states, and drafts without it."""
+
+    needs = Needs(history=True, hidden_states=("final",), state="per_request")
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        super().bind(target, services)
+        self.layer = torch.nn.Linear(target.hidden_size, 1)
+
+    def observe(self, step: StepView) -> None:
+        super().observe(step)
+        with torch.inference_mode(False), torch.enable_grad():
+            self.layer(step.kept.hidden[0].clone()).pow(2).sum().backward()
+
+
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """[B] for probs [B, V] and numbers [B]."""
     cumulated = probs.double().cumsum(-1)
