@@ -7,13 +7,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from specdec.testing.calls import Call, Calls, Interrupted
 from specdec.testing.supervision import STACKS, Notes
+from specdec.testing.time_limit import GRACE_S
 
 STDOUT, STDERR = 1, 2  # file descriptors
+EXIT_THREADS = 1
 
 
 @contextmanager
@@ -27,7 +30,20 @@ def prepared(notes: Notes) -> Iterator[Calls]:
             faulthandler.register(getattr(signal, STACKS), STDERR)
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, Interrupted(calls))
-        yield calls
+        try:
+            yield calls
+        finally:
+            threading.Thread(target=_end, name="specdec end", daemon=True).start()
+
+
+def _end() -> None:
+    """End the process where a plugin's thread would keep it for ever."""
+    time.sleep(GRACE_S)
+    left = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    if left:
+        told = f"the command is over, and threads of a plugin are not: {', '.join(left)}\n  fix  join them in close"
+        print(told, file=sys.stderr, flush=True)
+        os._exit(EXIT_THREADS)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -67,7 +68,8 @@ def _asking(stage: Stage) -> Iterator[Shown]:
 
 @CHECKS.at("standard")
 def services_within_calls(subject: Subject) -> None:
-    """It uses services within a call of the engine only, and on that call's thread."""
+    """It uses services within a call of the engine only, and on that call's thread. Its own threads end by `close`."""
+    before = threading.enumerate()
     stage = subject.stage()
     for _ in lockstep(stage):
         pass
@@ -77,6 +79,13 @@ def services_within_calls(subject: Subject) -> None:
             expected="services used within a call of the engine, on its thread",
             found=f"used on another thread, or after the call: {', '.join(sorted(set(stage.uses.astray)))}",
             fix="call services in bind, warmup, observe and propose; hand a thread of your own copies of tensors",
+        )
+    left = [each.name for each in threading.enumerate() if each not in before and not each.daemon]
+    if left:
+        raise Violation(
+            expected="no thread that keeps the process from ending after close",
+            found=f"alive: {', '.join(left)}",
+            fix="end each thread in close, and join it there; or make it with daemon=True",
         )
 
 

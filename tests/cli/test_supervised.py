@@ -57,6 +57,13 @@ def test_a_proposer_that_ends_the_process_with_status_0_fails_the_command(tmp_pa
 
 
 @pytest.mark.full
+def test_a_thread_that_a_proposer_leaves_does_not_keep_the_command(tmp_path):
+    status, printed, told = run("check", "hostile_proposers:LeavesAThread", "--only", "draft_form", cwd=tmp_path)
+    assert (status, "1 passed" in printed) == (1, True)
+    assert "the command is over, and threads of a plugin are not: left over" in told
+
+
+@pytest.mark.full
 def test_a_crash_while_generating_names_the_line_and_the_proposer(tmp_path):
     status, printed, told = run(*GENERATE, *drafting("Crashes"), cwd=tmp_path)
     assert status == -signal.SIGSEGV

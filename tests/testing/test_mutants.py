@@ -91,6 +91,7 @@ BROKEN = [
     ("metrics_between_steps", obligation_mutants.TellsWhatIsNoNumber, "finite numbers"),
     ("metrics_between_steps", obligation_mutants.ForgetsWhenAsked, "change nothing"),
     ("services_within_calls", obligation_mutants.EmbedsOnAThread, "copies"),
+    ("services_within_calls", obligation_mutants.LeavesAThread, "join it there"),
     ("same_calls_on_every_rank", obligation_mutants.EmbedsByInstance, "every rank has alike"),
     ("needs_are_pure", obligation_mutants.AsksForMoreEachTime, "arguments alone"),
     ("options_are_json", obligation_mutants.RequestOptionsOfCode, "plain values"),
@@ -111,6 +112,13 @@ def _weights_as_loaded():
     """Mutants write to the shared target."""
     yield
     load_target("tiny").restore_weights()
+
+
+@pytest.fixture(autouse=True)
+def _threads_end():
+    obligation_mutants.END.clear()
+    yield
+    obligation_mutants.END.set()
 
 
 @pytest.mark.parametrize(("check", "mutant"), CAUGHT, ids=lambda each: getattr(each, "__name__", each))

@@ -8,6 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -128,6 +129,14 @@ class HeadThatAttends(HeadWithoutKV):
         return self.decoder(
             inputs_embeds=embedded[None], position_ids=inputs.positions[None], use_cache=False, **inputs.attention
         ).last_hidden_state[0]
+
+
+class LeavesAThread(HostProposer):
+    def bind(self, target, services):
+        threading.Thread(target=time.sleep, args=(1000,), name="left over").start()
+
+    def draft(self, request, tokens, k):
+        return []
 
 
 class EndsTheProcess(HostProposer):

@@ -15,6 +15,7 @@ from specdec.sdk.extensions import Metrics
 
 CALLS = count(1)
 INSTANCES = count()
+END = threading.Event()  # set by a test, for threads that nobody else ends
 
 
 class MissesTokensAtTheEnd(Followers):
@@ -118,6 +119,14 @@ class EmbedsOnAThread(Followers):
     @torch.inference_mode()
     def embed(self, token_ids):
         self.services.embed(token_ids)
+
+
+class LeavesAThread(Followers):
+    """Has a thread that nobody ends."""
+
+    def bind(self, target, services):
+        super().bind(target, services)
+        threading.Thread(target=END.wait, name="left over").start()
 
 
 class EmbedsByInstance(Followers):
