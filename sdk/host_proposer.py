@@ -18,6 +18,7 @@ class HostProposer(ProposerBase):
 
     The base keeps the token list of each request and appends committed tokens, so a step costs no copy of the history.
     The base owns this list: read it, or change a copy. Whatever would change the list itself raises TypeError.
+    `on_finish` drops it: an `on_finish` of your own calls `super().on_finish(request)`.
     """
 
     needs: Needs | Callable[..., Needs] = Needs(history=True, state="per_request")

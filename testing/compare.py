@@ -145,12 +145,17 @@ class FreshPrefill:
         "\na request was preempted: in on_preempt(request) drop what lies in its row and what is counted by position;"
         "\nits tokens are shown again from position 0 (kept.kept_start), so take in none of them twice"
     )
+    AFTER_AN_END = (
+        "\nan id came back: in on_finish(request) drop what is kept under it, and call super().on_finish(request) "
+        "where a base keeps something"
+    )
 
     def __init__(self, subject: Subject, *, probabilistic: bool, anew: bool = False) -> None:
-        """anew: an instance for each comparison, which has seen no request before."""
+        """anew: an instance for each comparison, which has seen no request before: ids come back."""
         self._subject = subject
         self._probabilistic = probabilistic
         self._anew = anew or subject.needs.state == "shared"
+        self._after_an_end = self.AFTER_AN_END if anew else ""
         self._stage: Stage | None = None
 
     def require(self, stage: Stage, shown: Shown) -> None:
@@ -161,7 +166,7 @@ class FreshPrefill:
                 fresh_name = f"{name} again {fresh_stage.number}"
                 fresh = fresh_stage.prefill_of(stage.requests[name], fresh_name)
                 what = ("this history", "a fresh prefill of the same tokens")
-                fix = self.FIX + (self.AFTER_PREEMPTION if stage.num_preemptions else "")
+                fix = self.FIX + (self.AFTER_PREEMPTION if stage.num_preemptions else "") + self._after_an_end
                 require_same(shown, fresh, (name, fresh_name), stage, what, fix)
 
     def _fresh_stage(self) -> Stage:

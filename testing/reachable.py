@@ -13,6 +13,7 @@ from specdec.core.host import EngineServices
 from .fakes import FakeServices
 
 NOT_HELD = (type, ModuleType, FunctionType, EngineServices, FakeServices)
+NOT_ITS_OWN = ("specdec.sdk.", "torch.", "builtins")  # modules of bases
 CLOSED = (torch.Tensor, torch.nn.Module, str, bytes)
 
 
@@ -33,9 +34,12 @@ def size(owner: object) -> int:
 
 
 def reachable(owner: object) -> Iterator[object]:
-    """Everything that an object holds through attributes and containers: not code, and not what the engine provides."""
+    """Everything that an object and its class hold through attributes and containers: not code, and not what the
+    engine provides.
+    """
     seen: set[int] = set()
-    waiting = [owner]
+    bases = [base for base in type(owner).__mro__ if not base.__module__.startswith(NOT_ITS_OWN)]
+    waiting = [owner, *(value for base in bases for value in vars(base).values())]
     while waiting:
         each = waiting.pop()
         if id(each) in seen or isinstance(each, NOT_HELD):

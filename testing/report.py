@@ -15,6 +15,9 @@ Status = Literal["passed", "failed", "explained", "skipped", "expected_failure",
 DIFFERENCE = "a draft differs"
 """The cause of every violation that a comparison of two instances finds."""
 
+NEVER_CALLED = "a method is never called"
+SETTINGS_CHANGED = "a setting of torch was changed"
+
 
 class Violation(AssertionError):
     """A proposer broke the rule of a check.

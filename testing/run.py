@@ -17,9 +17,20 @@ from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, not_off
 
 from .checks import ALL_CHECKS, Check, checks_of
 from .isolated import in_a_fork
-from .report import DIFFERENCE, CheckResult, Level, NotApplicable, Status, Violation, cause_of
+from .report import (
+    DIFFERENCE,
+    NEVER_CALLED,
+    SETTINGS_CHANGED,
+    CheckResult,
+    Level,
+    NotApplicable,
+    Status,
+    Violation,
+    cause_of,
+)
 from .subject import Asked, Subject
 from .time_limit import TIMEOUT_S, OutOfTime, time_limit
+from .torch_settings import settings_kept
 
 Isolation = Literal["process"]
 FIRST = "loads"
@@ -82,7 +93,7 @@ class Run:
             self._ended = f"{check.name} did not end, and nothing is run after it"
         if result.status != "failed" or check.name in self.expected:
             return result
-        if check.name == FIRST:
+        if check.name == FIRST and result.cause not in (NEVER_CALLED, SETTINGS_CHANGED):
             self._ended = f"it does not load: see {FIRST}"
         return self._explained(result)
 
@@ -115,7 +126,7 @@ def run_check(check: Check, subject: Subject, timeout: float) -> CheckResult:
     facts: dict[str, str] = {}
     cause = ""
     try:
-        with _quiet(), time_limit(timeout):
+        with _quiet(), time_limit(timeout), settings_kept():
             check.run(subject)
     except NotApplicable as reason:
         status, facts = "skipped", {"reason": str(reason)}
@@ -177,7 +188,7 @@ def _out_of_time(error: OutOfTime, subject: Subject, timeout: float) -> Proposer
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What the engine says whenever it loads a proposer, it need not say for every check."""
+    """What the engine says whenever it loads a proposer, it need not say for every check: `loads` listens to it."""
     logger = logging.getLogger("specdec")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -88,7 +88,7 @@ class WatchedHost(ProposerHost):
             list(budgets),
             checked.token_ids if checked else [[] for _ in budgets],
             [_parents(each) if each else [] for each in checked.reports] if checked else [[] for _ in budgets],
-            checked.distribution if checked else None,
+            _cloned(checked.distribution) if checked and checked.distribution else None,  # its memory is the proposer's
             before.changes(),
         )
         if self.spoils:

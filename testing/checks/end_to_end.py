@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from specdec.sdk.errors import SpecdecError
+from specdec.sdk.saved_state import MANIFEST, Manifest
 
 from ..compare import require_same
 from ..moves import Move
@@ -72,7 +73,7 @@ def saved_state(subject: Subject) -> None:
     """What `save` writes, at any time, `load` reads again. It gives the same drafts in a new instance."""
     methods = subject.load().methods & {"save", "load"}
     if not methods:
-        raise NotApplicable("it has no save and no load")
+        raise NotApplicable("it keeps no state: it does not ask for Needs(extensions=(State(),)), with save and load")
     if len(methods) == 1:
         (only,) = methods
         raise Violation(expected="save and load, or neither", found=f"{only} alone", fix="write the other one")
@@ -100,6 +101,7 @@ def _loaded_again(stage: Stage, subject: Subject, when: str) -> Stage:
     try:
         with TemporaryDirectory() as folder:
             stage.host.save(Path(folder))
+            _require_nothing_beside(Path(folder))
             new.host.load(Path(folder))
     except SpecdecError as error:
         raise Violation(
@@ -110,3 +112,13 @@ def _loaded_again(stage: Stage, subject: Subject, when: str) -> Stage:
             cause=cause_of(error),
         ) from error
     return new
+
+
+def _require_nothing_beside(folder: Path) -> None:
+    beside = {each.name for each in folder.iterdir()} - {MANIFEST, Manifest.read(folder).directory}
+    if beside:
+        raise Violation(
+            expected="nothing written but below path",
+            found=f"beside it: {', '.join(sorted(beside))}",
+            fix="write below path, the directory that save is given: load is given a copy of it and of nothing else",
+        )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 from specdec import SamplingParams
+from specdec.sdk.errors import SpecdecDeprecationWarning, SpecdecWarning
 
 from ..moves import Move
-from ..report import Violation
+from ..report import NEVER_CALLED, Violation
 from ..schedules import lockstep
 from ..subject import Subject
 from .collection import Collection
@@ -16,9 +19,20 @@ MOST_DRAFT_TOKENS = 8
 
 @CHECKS.at("basic")
 def loads(subject: Subject) -> None:
-    """Its class, options and needs are accepted, and it is constructed, bound and warmed up."""
-    for _ in subject.stages():
-        pass
+    """Its class, options and needs are accepted without a warning, and it is constructed, bound and warmed up."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SpecdecWarning)
+        warnings.simplefilter("ignore", SpecdecDeprecationWarning)
+        for _ in subject.stages():
+            pass
+    told = dict.fromkeys(str(each.message) for each in caught if issubclass(each.category, SpecdecWarning))
+    if told:
+        raise Violation(
+            expected="public methods that the engine calls, or with names of their own",
+            found="\n".join(told),
+            fix="correct the name; ask for the extension in Needs.extensions; or begin the name of a helper with _",
+            cause=NEVER_CALLED,
+        )
 
 
 @CHECKS.at("basic")

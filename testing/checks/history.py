@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from specdec.sdk import HostProposer
 from specdec.sdk.extensions import TargetTokens
 
 from ..compare import FreshPrefill, require_same, with_fix
@@ -230,10 +231,14 @@ def state_released(subject: Subject) -> None:
         names = shown.view.request_ids
     for name in names:
         stage.finish(name)
-    left = [name for name in names if holds(stage.host.proposer, name)]
+    proposer = stage.host.proposer
+    left = [name for name in names if holds(proposer, name)]
     if left:
+        state = "self._state.pop(request.request_id, None)"
+        if isinstance(proposer, HostProposer) and holds(proposer._tokens, left[0]):
+            state = "super().on_finish(request), which drops the tokens that the base keeps"
         raise Violation(
             expected="no trace of a request that ended",
             found=f"the proposer still holds {', '.join(map(repr, left))}",
-            fix="def on_finish(self, request): self._state.pop(request.request_id, None)",
+            fix=f"def on_finish(self, request): {state}",
         )

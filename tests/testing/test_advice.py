@@ -12,6 +12,7 @@ import hostile_proposers
 import needs_mutants
 import pytest
 import state_mutants
+import torch
 
 from specdec.testing import check_proposer
 from specdec.testing.worlds import load_target
@@ -153,6 +154,32 @@ def test_a_draft_pass_past_the_positions_of_its_request_is_told_the_declaration(
     (result,) = check_proposer(mutant, only=["draft_form"])
     assert "of its request: declare a longer lookahead" in result.facts["found"]
     assert f"where   {line_of(mutant.propose).rpartition(':')[0]}" in result.facts["found"]
+
+
+def test_a_method_that_is_never_called_is_reported_and_the_other_checks_run():
+    loads, form, *_ = check_proposer(hostile_proposers.MisspeltEnd, level="basic")
+    assert (loads.check, loads.status, form.status) == ("loads", "failed", "passed")
+    assert "MisspeltEnd.on_finnish" in loads.facts["found"]
+    assert "did you mean on_finish?" in loads.facts["found"]
+    assert "MisspeltEnd.save" in loads.facts["found"]
+
+
+def test_state_that_is_never_asked_for_is_told_to_ask():
+    (result,) = check_proposer(hostile_proposers.MisspeltEnd, only=["saved_state"])
+    assert "Needs(extensions=(State(),))" in result.facts["reason"]
+
+
+@pytest.mark.parametrize("check", ["state_released", "reused_ids"])
+def test_an_end_that_leaves_the_tokens_of_its_base_is_told_to_call_it(check):
+    (result,) = check_proposer(hostile_proposers.EndsWithoutItsBase, only=[check])
+    assert "super().on_finish(request)" in result.facts["fix"]
+
+
+def test_a_setting_of_the_process_is_one_violation_and_is_put_back():
+    results = check_proposer(hostile_proposers.SetsTheDefaultDtype, only=["loads", "draft_form", "greedy_equality"])
+    assert torch.get_default_dtype() == torch.float32
+    assert [result.status for result in results] == ["failed", "explained", "explained"]
+    assert "torch.set_default_dtype(torch.float64)" in results[0].facts["found"]
 
 
 def test_a_proposer_may_train_on_clones_of_what_it_observes():

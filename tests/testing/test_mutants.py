@@ -51,6 +51,7 @@ CAUGHT = [
     ("reused_slots", state_mutants.StaleKV),
     ("any_schedule", state_mutants.RemembersPlaces),
     ("state_released", state_mutants.KeepsFinished),
+    ("state_released", state_mutants.CountsInTheClass),
     ("needs_are_enough", needs_mutants.ReadsHistoryUndeclared),
     ("needs_are_enough", needs_mutants.ReadsHistoryIfThere),
     ("needs_are_used", needs_mutants.NeverReadsHidden),
@@ -70,6 +71,7 @@ CAUGHT = [
     ("saved_state", state_mutants.SavesNoRunningRequest),
     ("saved_state", state_mutants.LoadsNothingEmpty),
     ("saved_state", state_mutants.OnlySaves),
+    ("saved_state", state_mutants.SavesBeside),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.ReportsAnotherTemperature),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.LiesAtTheLastPlace),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.OneNumberForAll),
@@ -79,6 +81,7 @@ CAUGHT = [
     ("long_texts", state_mutants.ForShortTexts),
     ("long_texts", state_mutants.CutsAtAMark),
     ("memory_does_not_grow", state_mutants.CountsForever),
+    ("memory_does_not_grow", state_mutants.CountsInTheClass),
     ("state_machine", state_mutants.KeepsByRow),
 ]
 BROKEN = [
@@ -142,6 +145,12 @@ def test_a_broken_obligation_fails_no_other_check(check, mutant, fix):
     level = "full" if check in {"class_is_importable", "nothing_deprecated"} else "standard"
     results = check_proposer(mutant, level=level)
     assert [each.check for each in results if each.status == "failed"] == [check]
+
+
+@pytest.mark.parametrize("check", ["instances_apart", "batch_equals_singles"])
+def test_a_proposer_may_report_its_distribution_in_memory_that_it_uses_again(check):
+    (result,) = check_proposer(good_proposers.WavesInABuffer, only=[check])
+    assert result.status == "passed", result.text
 
 
 def test_every_check_has_a_mutant():

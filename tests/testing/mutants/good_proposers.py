@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -152,6 +153,22 @@ class Waves:
 
     def lengths(self, step: StepView, token_ids: Tensor, distribution: Tensor) -> Tensor:
         return step.budget
+
+
+class WavesInABuffer(Waves):
+    """Reports its logits in memory that it uses again."""
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        super().bind(target, services)
+        self.buffer = torch.empty(0)
+
+    def propose(self, step: StepView) -> Draft:
+        draft = super().propose(step)
+        if len(self.buffer) < draft.distribution.logits.numel():
+            self.buffer = draft.distribution.logits.new_empty(draft.distribution.logits.numel())
+        logits = self.buffer[: draft.distribution.logits.numel()].view_as(draft.distribution.logits)
+        logits.copy_(draft.distribution.logits)
+        return replace(draft, distribution=replace(draft.distribution, logits=logits))
 
 
 class LearnsByGradient(Followers):

@@ -131,6 +131,41 @@ class HeadThatAttends(HeadWithoutKV):
         ).last_hidden_state[0]
 
 
+class MisspeltEnd(HostProposer):
+    """Its end and its state are never asked for."""
+
+    def draft(self, request, tokens, k):
+        return []
+
+    def on_finnish(self, request):
+        pass
+
+    def save(self, path):
+        pass
+
+    def load(self, path):
+        pass
+
+
+class EndsWithoutItsBase(HostProposer):
+    """Drops what is its own, and leaves the base's tokens."""
+
+    def draft(self, request, tokens, k):
+        return tokens[:k]
+
+    def on_finish(self, request):
+        pass
+
+
+class SetsTheDefaultDtype(HostProposer):
+    def __init__(self, config):
+        super().__init__(config)
+        torch.set_default_dtype(torch.float64)
+
+    def draft(self, request, tokens, k):
+        return []
+
+
 class LeavesAThread(HostProposer):
     def bind(self, target, services):
         threading.Thread(target=time.sleep, args=(1000,), name="left over").start()

@@ -274,6 +274,16 @@ class KeepsFinished(Followers):
         self.tokens[request.request_id].clear()
 
 
+class CountsInTheClass(Followers):
+    """Keeps the length of every text in an attribute of the class."""
+
+    lengths: ClassVar[dict[str, int]] = {}
+
+    def on_finish(self, request):
+        self.lengths[request.request_id] = len(self.tokens[request.request_id])
+        super().on_finish(request)
+
+
 class CountsForever(Followers):
     """Statistics without bound."""
 
@@ -337,6 +347,16 @@ class LoadsNothingEmpty(SavesCorpus):
 
     def load(self, path):
         self.corpus = [int(token) for token in (path / "corpus").read_text().split(" ")]
+
+
+class SavesBeside(SavesCorpus):
+    """Writes beside the directory that it was given."""
+
+    def save(self, path):
+        super().save(path.parent)
+
+    def load(self, path):
+        super().load(path.parent)
 
 
 class OnlySaves(Followers):
