@@ -54,7 +54,7 @@ class GrammarState(Protocol):
         ...
 
     def forced(self) -> str:
-        """The text that must follow whatever else comes, as far as it is known. "" means none."""
+        """The text that must follow whatever else comes, as far as it is known: it may be endless. "" means none."""
         ...
 
 

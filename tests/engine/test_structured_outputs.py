@@ -435,3 +435,56 @@ def test_a_tokenizer_may_have_special_tokens_beyond_the_model(tokenizer):
     assert max(tokenizer.all_special_ids) >= size
     state = XGrammarBackend(Vocabulary(tokenizer, size, frozenset())).compile(StructuredOutputs(regex="a+")).start()
     assert state.accept(*tokenizer.encode("a", add_special_tokens=False))
+
+
+LIST = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+ONES = {"type": "array", "minItems": 20_000, "items": {"const": 1}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "unit"),
+    [
+        ({"json": ONES, "disable_any_whitespace": True}, "1,"),
+        ({"json": LIST, "disable_any_whitespace": True}, '"next":{'),
+        ({"grammar": 'root ::= "a" root'}, "a"),
+        ({"regex": "(日本語){1000}"}, "日本語"),
+    ],
+)
+def test_the_beginning_of_long_or_endless_forced_text_is_known(asked, unit, backend, tokenizer):
+    state = backend.compile(StructuredOutputs(**asked)).start()
+    forced = state.forced()
+    assert 250 < len(forced.encode()) <= 256
+    assert (unit * 256).startswith(forced.lstrip("[{"))
+    assert all(state.accept(token) for token in tokenizer.encode(forced[:6], add_special_tokens=False))
+    assert state.forced()[:50] == forced[6:56]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([*ASKED.values(), {"regex": "a.*"}, {"choice": ["é", "è", "日本x", "日本"]}]), st.data())
+def test_forced_text_is_all_that_the_library_finds_wherever_the_text_goes(backend, tokenizer, asked, data):
+    state, taken = backend.compile(StructuredOutputs(**asked)).start(), 0
+    words = torch.zeros(-(-len(tokenizer) // 32), dtype=torch.int32)
+    for _ in range(12):
+        if state.has_ended or (taken and data.draw(st.booleans(), label="goes back")):
+            num_back = data.draw(st.integers(1, taken), label="tokens")
+            state.rollback(num_back)
+            taken -= num_back
+        try:
+            assert state.forced() == state._matcher.find_jump_forward_string()
+        except UnicodeDecodeError:
+            assert state.forced() == "", "it begins within a character"
+        state.fill(words)
+        allowed = unpacked(words[None], len(tokenizer))[0].nonzero().flatten().tolist()
+        assert state.accept(data.draw(st.sampled_from(allowed)))
+        taken += 1
+
+
+def test_no_text_is_forced_by_a_grammar_that_names_a_token(backend):
+    parts = [{"type": "token", "token": 97}, {"type": "const_string", "value": "yes"}]
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
+    state = backend.compile(StructuredOutputs(structural_tag=tag)).start()
+    assert state.forced() == ""
+    assert state.accept(97)
+    assert state.forced() == ""
+    state.rollback(1)
+    assert state.accept(97)

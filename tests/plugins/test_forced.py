@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from specdec import LLM, SamplingParams
 from specdec.plugins.forced import ForcedProposer
 from specdec.sdk.packaged import packaged
 
@@ -71,3 +72,14 @@ def test_of_long_forced_text_no_more_is_encoded_than_a_draft_holds(tiny) -> None
     tail, forced = tiny.encode("x"), '"name": '
     assert drafted(tokenizer, tail, forced * 100_000, 8) == drafted(tiny, tail, forced * 20, 8)
     assert max(encoded) < 1000
+
+
+def test_endless_forced_text_is_drafted_up_to_the_end_of_the_request() -> None:
+    schema = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    params = SamplingParams(max_tokens=40, structured_outputs={"json": schema, "disable_any_whitespace": True})
+    with LLM("tiny", speculative_config={"method": "forced", "num_speculative_tokens": 8}, max_model_len=128) as llm:
+        [output] = llm.generate("x", params)[0].outputs
+        num_steps = llm.engine.metrics.counts["num_steps"]
+    assert output.finish_reason == "length"
+    assert ('{"next":' * 40).startswith(output.text)
+    assert num_steps < 40, "drafts are accepted"
