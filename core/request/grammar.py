@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy
@@ -22,7 +22,6 @@ class RequestGrammar:
     def __init__(self, state: GrammarState, vocabulary: Vocabulary) -> None:
         self._state = state
         self._num_words = vocabulary.num_words
-        self._ends = vocabulary.end_token_ids
         self._here: Tensor | None = None  # what may follow the newest token. None: not asked for yet
 
     def accept(self, token_id: int) -> bool:
@@ -45,11 +44,10 @@ class RequestGrammar:
         """Whether the text is complete as it stands."""
         return self._state.may_end
 
-    @property
-    def must_end(self) -> bool:
-        """Whether nothing but an end of sequence may follow."""
+    def allows_only(self, token_ids: Set[int]) -> bool:
+        """Whether nothing but one of these may follow."""
         words = self._mask().tolist()
-        for token_id in self._ends:
+        for token_id in token_ids:
             words[token_id // 32] &= ~(1 << token_id % 32)
         return not any(word & 0xFFFFFFFF for word in words)
 

@@ -129,7 +129,7 @@ def _changes(request: Request) -> list[Sequence[float]]:
     params = request.params
     bias = params.logit_bias or {}
     num_barred = params.min_tokens - request.num_output_tokens
-    yields = request.grammar is not None and num_barred > 0 and request.grammar.must_end
+    yields = request.grammar is not None and num_barred > 0 and request.grammar.allows_only(request.end_token_ids)
     barred = request.end_token_ids if num_barred > 0 and not yields else frozenset()
     outputs = request.output_counts
     repeated = request.prompt_counts | outputs if params.repetition_penalty != 1 else Counter[int]()

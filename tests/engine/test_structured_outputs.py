@@ -165,6 +165,21 @@ def test_a_finished_grammar_ends_the_text_before_min_tokens():
         assert len(output.token_ids) >= 20
 
 
+def test_a_stop_token_is_taken_before_min_tokens_where_the_grammar_allows_no_other(tokenizer):
+    stops = [token for token in range(len(tokenizer)) if re.fullmatch("[AB]+", tokenizer.decode([token]))]
+    asked = {"regex": "[AB]{90}"}
+    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=stops, structured_outputs=asked)
+    with drafting("ngram") as llm:
+        for min_tokens in (0, 1, 5):
+            [output] = llm.generate("x", params.replace(min_tokens=min_tokens))[0].outputs
+            assert len(output.token_ids) == min_tokens + 1
+            assert (output.finish_reason, output.stop_reason) == ("stop", output.token_ids[-1])
+        short = params.replace(min_tokens=5, structured_outputs={"choice": ["A", "B"]})
+        [output] = llm.generate("x", short)[0].outputs
+        assert (output.text in "AB", output.finish_reason) == (True, "stop"), "it ends with the grammar"
+        assert counter(llm, "bad_logits_rows") == 0
+
+
 def test_what_follows_an_end_that_is_ignored_is_free():
     with drafting("ngram") as llm:
         params = SamplingParams(max_tokens=20, ignore_eos=True, structured_outputs={"choice": ["yes"]})
