@@ -107,8 +107,8 @@ def test_a_row_that_changes_hands_forgets_its_predecessors_blocks():
 
 def test_positions_behind_a_request_lie_in_the_pad_block():
     table = BlockTable(2, 3, PAD, CPU)
-    table.update([(0, 1, [5])])
-    rows, positions = torch.tensor([0, 0, 0, 0, table.pad_row]), torch.tensor([0, 15, 16, 1000, 3])
+    table.update([(0, 1, [5]), (1, 1, [6, 7, 8])])
+    rows, positions = torch.tensor([0, 0, 0, 0, table.pad_row, 1]), torch.tensor([0, 15, 16, 1000, 3, 48])
     found = table.slots(rows, positions, block_size=16).tolist()
     assert found[:2] == [80, 95]
     assert all(slot // 16 == PAD for slot in found[2:])

@@ -20,7 +20,8 @@ class BlockTable:
     def __init__(self, num_rows: int, width: int, pad_block: int, device: torch.device) -> None:
         """`width`: blocks of the longest request."""
         self.pad_row = num_rows
-        self.blocks = torch.full((num_rows + 1, width), pad_block, dtype=torch.int32, device=device)  # [rows+1, P]
+        self._all = torch.full((num_rows + 1, width + 1), pad_block, dtype=torch.int32, device=device)
+        self.blocks = self._all[:, :-1]  # [rows+1, P]: the last column is behind the longest request
         self._pad_block = pad_block
         self._sent: dict[int, tuple[int, int]] = {}  # row -> generation, number of blocks
 
@@ -39,7 +40,7 @@ class BlockTable:
             same = count if of == generation else 0
             if same != count or same != len(blocks):
                 new = [*blocks[same:], *[self._pad_block] * (count - len(blocks))]
-                first = row * self.blocks.shape[1] + same
+                first = row * self._all.shape[1] + same
                 places += range(first, first + len(new))
                 entries += new
                 self._sent[row] = (generation, len(blocks))
@@ -48,9 +49,9 @@ class BlockTable:
     def write(self, places: Tensor, entries: Tensor) -> None:
         """Put entries [n] at their places [n]."""
         if len(places):
-            self.blocks.view(-1).index_copy_(0, places, entries.int())
+            self._all.view(-1).index_copy_(0, places, entries.int())
 
     def slots(self, rows: Tensor, positions: Tensor, block_size: int) -> Tensor:
         """Where the tokens at (rows [N], positions [N]) lie in a cache: [N] int64."""
-        column = (positions // block_size).clamp(max=self.blocks.shape[1] - 1)
-        return self.blocks[rows, column].long() * block_size + positions % block_size
+        column = (positions // block_size).clamp(max=self._all.shape[1] - 1)
+        return self._all[rows, column].long() * block_size + positions % block_size
