@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -157,7 +158,10 @@ def _reason(error: SpecdecError) -> str:
 def main(asked: Sequence[str], file: Path, *, again: bool) -> None:
     """Verify the types that are asked for, or else those that the record in this file lacks."""
     record: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    if again or record.get("transformers") != transformers.__version__:
+    version = record.get("transformers", transformers.__version__)
+    if asked and version != transformers.__version__:
+        sys.exit(f"{file.name} is of transformers {version}, and {transformers.__version__} is installed: sweep all types")
+    if not asked and (again or version != transformers.__version__):
         record = {}
     record = {"transformers": transformers.__version__, "types": {}, "multimodal": {}, "variants": {}} | record
     names = {"types": model_types(), "multimodal": multimodal_types(), "variants": list(VARIANTS)}

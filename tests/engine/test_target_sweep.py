@@ -6,7 +6,7 @@ import json
 
 import pytest
 from scripts.small_models import model_types, multimodal_types
-from scripts.target_sweep import NEWEST, RECORD, verify
+from scripts.target_sweep import NEWEST, RECORD, main, verify
 from scripts.target_table import PAGE, README, page, sentence
 from scripts.target_variants import VARIANTS
 
@@ -51,6 +51,18 @@ def test_every_registered_type_is_on_the_page_and_none_differs():
     of_text = KINDS["types"] | KINDS["variants"]
     assert sum(each["outcome"] == "equal" for each in KINDS["types"].values()) >= 115
     assert sum(each["outcome"] == "equal" for each in of_text.values()) >= 140
+
+
+def test_one_type_takes_the_record_of_no_other(tmp_path):
+    record = tmp_path / "targets.json"
+    record.write_text(RECORD.read_text().replace(KINDS["transformers"], "5.1.0"))
+    before = record.read_text()
+    with pytest.raises(SystemExit, match="is of transformers 5.1.0"):
+        main(["llama"], record, again=False)
+    assert record.read_text() == before
+    record.write_text(RECORD.read_text())
+    main(["no_such_type"], record, again=True)
+    assert json.loads(record.read_text()) == KINDS
 
 
 def test_with_the_newest_transformers_none_differs_or_crashes():
