@@ -160,7 +160,9 @@ def main(asked: Sequence[str], file: Path, *, again: bool) -> None:
     record: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     version = record.get("transformers", transformers.__version__)
     if asked and version != transformers.__version__:
-        sys.exit(f"{file.name} is of transformers {version}, and {transformers.__version__} is installed: sweep all types")
+        sys.exit(
+            f"{file.name} is of transformers {version}, and {transformers.__version__} is installed: sweep all types"
+        )
     if not asked and (again or version != transformers.__version__):
         record = {}
     record = {"transformers": transformers.__version__, "types": {}, "multimodal": {}, "variants": {}} | record

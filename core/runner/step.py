@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -85,7 +86,8 @@ class Runner:
         with self._timed("schedule"):
             with uninterrupted():  # queues, rows and blocks belong together
                 plan = self._scheduler.schedule(lambda request: self._drafts.length(request.row, request.generation))
-            self.progress.preempt(plan.preempted)
+            if plan.preempted:
+                self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
             self._num_steps += 1
@@ -187,7 +189,7 @@ class Runner:
         self.last_stats = StepStats(
             step=self._num_steps,
             num_requests=len(committed),
-            num_tokens_computed=sum([each.num_rows for each in committed]),
+            num_tokens_computed=sum(map(attrgetter("num_rows"), committed)),
             num_drafts=len(drafted),
             num_draft_tokens=sum([each.num_drafted for each in drafted]),
             num_accepted_tokens=sum([each.num_accepted for each in drafted]),

@@ -105,6 +105,22 @@ def test_a_row_that_changes_hands_forgets_its_predecessors_blocks():
     assert table.blocks[0].tolist() == [9, PAD, PAD, PAD]
 
 
+def test_what_an_interrupted_step_did_not_write_is_sent_again():
+    table = BlockTable(2, 4, PAD, CPU)
+    table.changes([(0, 1, [5, 6]), (1, 1, [7])])  # and nobody writes
+    table.update([(0, 1, [5, 6])])
+    table.update([(1, 1, [7])])
+    assert table.blocks[:2].tolist() == [[5, 6, PAD, PAD], [7, PAD, PAD, PAD]]
+
+
+def test_what_an_interrupted_step_wrote_for_somebody_else_is_written_over():
+    table = BlockTable(1, 4, PAD, CPU)
+    places, entries = table.changes([(0, 1, [5, 6, 8])])
+    table._all.view(-1)[torch.tensor(places)] = torch.tensor(entries, dtype=torch.int32)  # interrupted here
+    table.update([(0, 2, [9])])
+    assert table.blocks[0].tolist() == [9, PAD, PAD, PAD]
+
+
 def test_positions_behind_a_request_lie_in_the_pad_block():
     table = BlockTable(2, 3, PAD, CPU)
     table.update([(0, 1, [5]), (1, 1, [6, 7, 8])])

@@ -87,6 +87,7 @@ def test_an_int8_layer_of_zeros_gives_zeros():
     nn.init.zeros_(plain.weight)
     with torch.inference_mode():
         assert not Int8Linear(plain)(torch.randn(2, 32)).any()
+        assert Int8Linear(plain)(torch.randn(2, 0, 32)).shape == (2, 0, 16)
 
 
 @pytest.mark.parametrize("where", ["target", "draft"])

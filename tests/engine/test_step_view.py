@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from inside import drafts_of, proposer_of, scheduler_of
 
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.proposing.token_history import DeviceHistory, HostHistory
+from specdec.core.proposing.token_history import DeviceHistory, HistoryTable, HostHistory
 from specdec.core.proposing.views import Computed, StepRandom, ViewBuilder
 from specdec.core.request.request import Committed, Request, Scheduled
 from specdec.sdk import Needs, Phase, Refusal
@@ -372,6 +373,17 @@ def test_the_end_of_a_text_is_padded_before_its_first_token_on_the_host_and_on_a
         assert history.tail(5).tolist() == [[-1, -1, 7, 8, 9], [-1, -1, -1, -1, 4]]
         assert history.tail(2).tolist() == [[8, 9], [-1, 4]]
         assert [history.token_ids(0, 1), history.token_ids(1)] == [[8, 9], [4]]
+
+
+def test_tokens_that_an_interrupted_step_did_not_write_are_sent_again():
+    table = HistoryTable(2, 8, torch.device("cpu"))
+    row = SimpleNamespace(row=1, generation=1, length=3, request=SimpleNamespace(token_ids=[5, 6, 7]))
+    table.news([row])  # and nobody writes
+    shown = torch.tensor([1]), torch.tensor([3])  # slots and lengths
+    table.shown(*map(torch.LongTensor, table.news([])), *shown)
+    history = table.shown(*map(torch.LongTensor, table.news([row])), *shown)
+    assert history.of(0).tolist() == [5, 6, 7]
+    assert table.news([row]) == ([], [])
 
 
 def test_numbers_beyond_those_of_a_draft_go_on_the_same_stream():

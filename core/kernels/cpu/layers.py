@@ -219,7 +219,7 @@ class Int8Linear(nn.Module):
             output = torch._weight_int8pack_mm(rows, self.narrow, self.scale)
         else:
             output = linear(rows, self.narrow.to(torch.bfloat16)) * self.scale
-        output = output.to(input.dtype).view(*input.shape[:-1], -1)
+        output = output.to(input.dtype).view(*input.shape[:-1], output.shape[-1])
         return output if self.bias is None else output + self.bias
 
 

@@ -24,6 +24,7 @@ class BlockTable:
         self.blocks = self._all[:, :-1]  # [rows+1, P]: the last column is behind the longest request
         self._pad_block = pad_block
         self._sent: dict[int, tuple[int, int]] = {}  # row -> generation, number of blocks
+        self._coming: dict[int, tuple[int, int]] = {}  # the same of what is not written yet
 
     def update(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> None:
         """Bring rows up to date, each with its generation and the blocks of the request that has it now."""
@@ -32,7 +33,10 @@ class BlockTable:
             self.write(*upload(changes, self.blocks.device))
 
     def changes(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> tuple[list[int], list[int]]:
-        """What `update` would write: places in the table, and the blocks there. They count as written from now on."""
+        """What `update` would write: places in the table, and the blocks there. `write` comes next."""
+        interrupted, self._coming = self._coming, {}
+        for row, (_, count) in interrupted.items():  # which may be written, or not
+            self._sent[row] = -1, max(count, self._sent.get(row, (-1, 0))[1])
         places: list[int] = []
         entries: list[int] = []
         for row, generation, blocks in owned:
@@ -43,13 +47,14 @@ class BlockTable:
                 first = row * self._all.shape[1] + same
                 places += range(first, first + len(new))
                 entries += new
-                self._sent[row] = (generation, len(blocks))
+                self._coming[row] = (generation, len(blocks))
         return places, entries
 
     def write(self, places: Tensor, entries: Tensor) -> None:
-        """Put entries [n] at their places [n]."""
+        """Put entries [n] at their places [n]: the last `changes`."""
         if len(places):
             self._all.view(-1).index_copy_(0, places, entries.int())
+        self._sent, self._coming = self._sent | self._coming, {}
 
     def slots(self, rows: Tensor, positions: Tensor, block_size: int) -> Tensor:
         """Where the tokens at (rows [N], positions [N]) lie in a cache: [N] int64."""
