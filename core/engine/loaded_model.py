@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cache.block_pool import BlockPool
 from ..device_memory import spare_memory
-from ..model.inference_form import freeze_tables, is_stored_quantised, prepare
+from ..model.inference_form import freeze_tables, prepare, stored_quantization
 from ..model.model_support import longest_length
 from ..model.target import Target, TargetModel
 from ..model.target_proof import TargetProof, is_wanted
@@ -71,7 +71,7 @@ def _prepare(target: TargetModel, plan: Plan) -> None:
     """
     quantization = plan.config.quantization
     longest = longest_length(plan.info.config, target.config.attribute_map)
-    quantised = quantization is not None or is_stored_quantised(plan.hf_config)
+    quantised = quantization is not None or bool(stored_quantization(plan.hf_config))
     proofs = partial(TargetProof, target, longest, quantised=quantised)
     wanted = is_wanted(target, plan.config.prove_target)
     proof = proofs() if wanted and quantization is None else None

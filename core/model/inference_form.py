@@ -11,6 +11,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from specdec.sdk.errors import ConfigError, UnsupportedModelError, not_offered
 
 from ..kernels.backend import Backend, is_plain_linear
+from .loading import loading
+from .model_class import text_config
 
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
 """int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
@@ -25,37 +27,43 @@ def check_quantization(name: str | None, where: str) -> None:
     raise not_offered(f"{where}.quantization has a value that is not offered", name, QUANTIZATIONS, **stored)
 
 
-def is_stored_quantised(config: Any) -> bool:
-    """Whether a checkpoint's configuration says that its weights are quantised."""
-    return config.to_dict().get("quantization_config") is not None
+def stored_quantization(config: Any) -> Any:
+    """What transformers reads: `quantization_config` of the whole model, or else of its text part. None: neither."""
+    return config.to_dict().get("quantization_config") or text_config(config).to_dict().get("quantization_config")
 
 
 def check_stored_quantization(config: Any, asked: str | None) -> None:
     """Refuse what would be quantised twice, and layers whose output for a token depends on the tokens beside it.
 
-    Raises ConfigError SD-E266, UnsupportedModelError SD-E267.
+    Raises ConfigError SD-E143, SD-E266, UnsupportedModelError SD-E267.
     """
-    stored = config.to_dict().get("quantization_config")
+    stored = stored_quantization(config)
     if stored is None:
         return
-    method = stored.get("quant_method")
+    with loading("SD-E143", "cannot read the quantization_config of the checkpoint"):
+        method, because = stored.get("quant_method"), _why_batch_dependent(stored)
     if asked is not None:
         facts = {"stored": method, "asked": asked, "fix": "leave `quantization` out: it is loaded as it is"}
         raise ConfigError("SD-E266", "the checkpoint is quantised already", facts)
-    because = _why_batch_dependent(stored)
     if because:
         facts = {"quant_method": method, "because": because}
         raise UnsupportedModelError("SD-E267", "this quantisation computes a token with those beside it", facts)
 
 
 def _why_batch_dependent(stored: Mapping[str, Any]) -> str | None:
-    if stored.get("load_in_8bit") and stored.get("llm_int8_threshold", 0.0) > 0.0:
+    if stored.get("load_in_8bit") and (stored.get("llm_int8_threshold", 6.0) or 0.0) > 0.0:  # transformers' default
         return "8-bit layers choose what they leave in 16 bits by all tokens of a pass (llm_int8_threshold above 0)"
-    groups = stored.get("config_groups") or {}
-    activations = [group.get("input_activations") or {} for group in groups.values() if isinstance(group, Mapping)]
-    if any(each.get("dynamic") is True and each.get("strategy") == "tensor" for each in activations):
-        return "activations are scaled by the largest of all tokens of a pass (input_activations: dynamic, tensor)"
-    return None
+    return "activations are scaled by the largest of all tokens of a pass" if _shares_scale(stored) else None
+
+
+def _shares_scale(stored: Any) -> bool:
+    """Whether settings, of any of the layers, give the activations of a pass one scale: compressed-tensors, torchao."""
+    settings = stored if isinstance(stored, Mapping) else {}
+    if "DynamicActivation" in str(settings.get("_type")):
+        each = settings["_data"].get("granularity") or {}
+        return bool((each[0] if isinstance(each, list) else each).get("_type") == "PerTensor")
+    shares = settings.get("dynamic") is True and settings.get("strategy") == "tensor"
+    return shares or any(map(_shares_scale, settings.values()))
 
 
 def experts_settings(moe_backend: str | None) -> dict[str, str]:

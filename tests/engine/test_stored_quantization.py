@@ -11,9 +11,10 @@ from inside import target_of
 from safetensors.torch import save_file
 from scripts.small_models import small_config, small_model
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig
 
 from specdec.core.kernels.cpu.backend import NativeBackend
+from specdec.core.model.inference_form import check_stored_quantization, stored_quantization
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import UnsupportedModelError
 
@@ -71,6 +72,14 @@ def test_nothing_is_quantised_twice(folder):
         make_llm(model=folder, max_model_len=64, quantization="int8_weight_only")
 
 
+def by_torchao(granularity):
+    """What it writes of layers whose weights and activations are int8."""
+    data = {"granularity": granularity, "act_mapping_type": {"_type": "MappingType", "_data": "SYMMETRIC"}}
+    return {"_type": "Int8DynamicActivationInt8WeightConfig", "_version": 2, "_data": data}
+
+
+PER_TENSOR, PER_ROW = ({"_type": name, "_version": 1, "_data": {}} for name in ("PerTensor", "PerRow"))
+BY_NAME = {"_type": "ModuleFqnToConfig", "_data": {"module_fqn_to_config": {"_default": by_torchao(PER_TENSOR)}}}
 SHARED_SCALE = {"input_activations": {"dynamic": True, "strategy": "tensor", "num_bits": 8}}
 
 
@@ -78,13 +87,48 @@ SHARED_SCALE = {"input_activations": {"dynamic": True, "strategy": "tensor", "nu
     "quantization",
     [
         {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
         {"quant_method": "compressed-tensors", "config_groups": {"group_0": SHARED_SCALE}},
+        {"quant_method": "torchao", "quant_type": {"default": by_torchao(PER_TENSOR)}},
+        {"quant_method": "torchao", "quant_type": {"default": by_torchao([PER_TENSOR, PER_ROW])}},
+        {"quant_method": "torchao", "quant_type": {"default": BY_NAME}},
     ],
-    ids=["outliers", "scale"],
+    ids=["outliers", "outliers by default", "scale", "torchao", "torchao of two", "torchao by name"],
 )
 def test_layers_in_which_neighbours_change_a_token_are_refused(quantization, folder):
     say(folder, **quantization)
     with pytest.raises(UnsupportedModelError, match="SD-E267"):
+        make_llm(model=folder, max_model_len=64)
+
+
+def test_scales_of_each_token_are_not_refused():
+    config = LlamaConfig(quantization_config={"quant_type": {"default": by_torchao([PER_ROW, PER_TENSOR])}})
+    assert stored_quantization(config)
+    check_stored_quantization(config, None)
+
+
+def test_what_the_text_part_states_holds_for_the_model():
+    for stated in ({"quant_type": by_torchao(PER_TENSOR)}, {"load_in_8bit": True}):
+        config = Gemma3Config(text_config={"quantization_config": stated})
+        assert stored_quantization(config)
+        with pytest.raises(UnsupportedModelError, match="SD-E267"):
+            check_stored_quantization(config, None)
+        with pytest.raises(ConfigError, match="SD-E266"):
+            check_stored_quantization(config, "int8_dynamic")
+
+
+DAMAGED = [
+    {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": None},
+    {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": "6"},
+    {"quant_method": "compressed-tensors", "config_groups": [1]},
+    {"quant_method": "torchao", "quant_type": {"default": by_torchao("PerTensor")}},
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=["null", "text", "groups", "granularity"])
+def test_damaged_settings_end_in_an_error_of_ours(damaged, folder):
+    say(folder, **damaged)
+    with pytest.raises(ConfigError, match="SD-E143"):
         make_llm(model=folder, max_model_len=64)
 
 
