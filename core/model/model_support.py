@@ -115,10 +115,10 @@ def longest_length(config: Mapping[str, Any], attribute_map: Mapping[str, str]) 
     name = "max_position_embeddings"
     longest: int | None = config.get(attribute_map.get(name, name))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type") == "longrope":
-        original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-        return original or longest
-    return longest
+    by_layer_type = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, Mapping)]
+    key = "original_max_position_embeddings"
+    limits = (each.get(key) or config.get(key) for each in by_layer_type if each.get("rope_type") == "longrope")
+    return min(filter(None, limits), default=longest)
 
 
 def _why_unsupported(config: Mapping[str, Any], stateful: Collection[int] | None) -> str | None:

@@ -209,6 +209,14 @@ def test_rotary_tables_that_depend_on_the_longest_text_end_the_model_length(save
     assert_same_tokens(outputs, reference(model, texts), texts, model)
 
 
+def test_rotary_tables_of_one_layer_type_end_the_model_length_too(save):
+    of_types = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    folder, _ = save(configure("Gemma3Text", **CAPPED, rope_parameters=of_types))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        make_llm(model=folder, max_model_len=128)
+    assert info_of(make_llm(model=folder, max_model_len=None)).max_model_len == 72
+
+
 def test_learned_positions_end_the_model_length(save):
     folder, _ = save(configure("GPT2", **GPT2))
     with pytest.raises(ConfigError, match="256"):
