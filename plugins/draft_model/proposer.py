@@ -20,6 +20,7 @@ from specdec.sdk.model_proposer import (
     MaskedProposer,
     mask_token_id,
 )
+from specdec.sdk.model_proposer.kv_shape import require_positions
 
 from .as_text import Crossing
 from .pard2 import Pard2Spec, TargetTerm
@@ -56,9 +57,9 @@ class DraftModelProposer(MaskedProposer):
         """Draft KV of all its layers, and for PARD-2 the hidden states that the checkpoint names.
 
         Raises Refusal if it was not trained for the way of drafting that is asked for, if its text may not grow as long
-        as the target's, if vocabularies differ in size and only one of the two models has a tokenizer to compare them
-        by, or if there is no way between them as asked; CheckpointError: SD-E143 for an unreadable checkpoint, SD-E170,
-        SD-E171.
+        as the target's, or not with the same rotary tables, if vocabularies differ in size and only one of the two
+        models has a tokenizer to compare them by, or if there is no way between them as asked; CheckpointError: SD-E143
+        for an unreadable checkpoint, SD-E170, SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
         facts = _model_config(checkpoint, config.network.trust_remote_code)
@@ -70,6 +71,7 @@ class DraftModelProposer(MaskedProposer):
         if longest is not None and longest < target.max_model_len:
             reason = f"the draft model serves {longest} positions, and max_model_len is {target.max_model_len}"
             raise Refusal(reason, f"max_model_len={longest}, or another draft model")
+        require_positions(facts, target)
         vocabularies = Vocabularies.choose(checkpoint, facts["vocab_size"], target, config.options.vocabulary)
         if vocabularies.way != "same" and mask is not None:
             reason = f"it drafts in parallel, which takes the target's tokenizer, and {vocabularies}"

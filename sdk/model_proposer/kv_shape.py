@@ -91,10 +91,12 @@ def _rope_parameters(checkpoint: Checkpoint, prefix: str, theta: float) -> dict[
 def require_positions(config: Mapping[str, Any], target: TargetInfo) -> None:
     """Raise Refusal if rotary tables would change with the longest text of a batch, and cached keys would not.
 
-    config: what `layers_config` gives.
+    config: what `layers_config` gives, or a model's own, by transformers' common names.
     """
-    rope = config["rope_parameters"]
-    limit = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings")
-    if rope["rope_type"] in ("dynamic", "longrope") and limit is not None and target.max_model_len > limit:
-        kind = f"{rope['rope_type']!r} rotary scaling keeps its tables up to {limit} positions"
-        raise Refusal(f"its {kind}, and max_model_len is {target.max_model_len}", f"max_model_len={limit}")
+    stated = config.get("rope_parameters") or {}
+    by_layer_type = [each for each in stated.values() if isinstance(each, Mapping)]
+    for rope in [stated] if "rope_type" in stated else by_layer_type:
+        limit = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+        if rope.get("rope_type") in ("dynamic", "longrope") and limit is not None and target.max_model_len > limit:
+            kind = f"{rope['rope_type']!r} rotary scaling keeps its tables up to {limit} positions"
+            raise Refusal(f"its {kind}, and max_model_len is {target.max_model_len}", f"max_model_len={limit}")

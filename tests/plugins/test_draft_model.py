@@ -336,6 +336,16 @@ def test_fewer_positions_than_the_target_are_refused(tmp_path):
         assert host_of(llm) is not None
 
 
+def test_rotary_tables_that_depend_on_the_longest_text_are_refused_as_those_of_heads_are(tmp_path):
+    longrope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    longrope |= {"factor": 8.0, "original_max_position_embeddings": 64}
+    draft = small_model(tmp_path / "draft", rope_parameters=longrope)
+    with pytest.raises(Refusal, match="'longrope' rotary scaling keeps its tables up to 64 positions"):
+        llm_with(draft)
+    with llm_with(draft, max_model_len=64) as llm:
+        assert host_of(llm) is not None
+
+
 def test_it_drafts_one_token_after_the_other_where_that_is_asked_for(tmp_path):
     with llm_with(small_model(tmp_path / "draft", pard_token=63), speculative={"parallel_drafting": False}) as llm:
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
