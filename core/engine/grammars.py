@@ -9,7 +9,7 @@ from functools import cached_property
 from weakref import WeakValueDictionary
 
 from specdec.sdk.errors import RequestError
-from specdec.sdk.structured_outputs import Grammar, GrammarBackend, StructuredOutputs, Vocabulary
+from specdec.sdk.structured_outputs import GrammarBackend, StructuredOutputs, Vocabulary
 
 from ..registry import PluginSettings
 from ..registry.attribution import describe
@@ -43,8 +43,13 @@ class Grammars:
             fix = {"fix": "a model with a tokenizer, or LLM(tokenizer=...)"}
             raise RequestError("SD-E340", f"{who} asks for structured output, and the model has no tokenizer", fix)
         backend = self.backend
+
+        def compiled() -> tuple[RequestGrammar, bool]:
+            grammar = RequestGrammar(backend.compile(asked).start(), self._vocabulary)
+            return grammar, grammar.is_stuck
+
         try:
-            grammar = _within(self._most_seconds, lambda: backend.compile(asked))
+            started, is_stuck = _within(self._most_seconds, compiled)
         except TimeoutError as error:
             facts = {"limit": f"{self._most_seconds:g} s", "fix": "a smaller schema, expression or grammar"}
             raise RequestError("SD-E341", f"{who} asks for structured output that takes too long", facts) from error
@@ -52,8 +57,7 @@ class Grammars:
             given = asked.model_dump(exclude_defaults=True, by_alias=True)
             facts = {"asked": f"{given!r:.200}", "backend": self._name, "because": f"{describe(error):.400}"}
             raise RequestError("SD-E341", f"{who} asks for structured output that cannot be compiled", facts) from error
-        started = RequestGrammar(grammar.start(), self._vocabulary)
-        if started.is_stuck:
+        if is_stuck:
             facts = {"backend": self._name, "fix": "a grammar whose texts the tokenizer can write"}
             raise RequestError("SD-E342", f"{who}: its grammar allows no token at all", facts)
         self._running[request_id] = started
@@ -69,18 +73,15 @@ def _as_it_is(backend: GrammarBackend) -> GrammarBackend:
     return backend
 
 
-def _within(seconds: float, compile_: Callable[[], Grammar]) -> Grammar:
+def _within(seconds: float, compiled: Callable[[], tuple[RequestGrammar, bool]]) -> tuple[RequestGrammar, bool]:
     """What a call returns or raises. Raises TimeoutError if it takes longer: its thread is left behind."""
-    answer: Future[Grammar | None] = Future()
+    answer: Future[tuple[RequestGrammar, bool]] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(compile_())
-        except Exception as error:
-            answer.set_exception(error)
+            answer.set_result(compiled())
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            answer.set_exception(error if isinstance(error, Exception) else RuntimeError(describe(error)))
 
     threading.Thread(target=run, name="specdec-grammar", daemon=True).start()
-    grammar = answer.result(timeout=seconds)
-    if grammar is None:
-        raise RuntimeError("nothing was compiled")
-    return grammar
+    return answer.result(timeout=seconds)

@@ -262,6 +262,43 @@ def test_a_backend_that_fails_is_named_and_its_words_are_cut(tokenizer):
     assert len(str(caught.value)) < 1500
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+class FailingAt:
+    """Backend, grammar and state in one, which fails in one of its calls."""
+
+    has_ended = may_end = False
+
+    def __init__(self, call, error):
+        self.call, self.error = call, error
+
+    def answer(self, call, answer):
+        if call == self.call:
+            raise self.error
+        return answer
+
+    def compile(self, asked):
+        return self.answer("compile", self)
+
+    def start(self):
+        return self.answer("start", self)
+
+    def fill(self, words):
+        self.answer("fill", None)
+
+
+@pytest.mark.parametrize("error", [ValueError("it broke"), Panic("it broke")], ids=["error", "panic"])
+@pytest.mark.parametrize("call", ["compile", "start", "fill"])
+def test_a_backend_that_fails_before_the_first_token_refuses_the_request(call, error, tokenizer):
+    vocabulary = Vocabulary(tokenizer, len(tokenizer), frozenset())
+    grammars = EngineGrammars("mine", vocabulary, PluginSettings(), most_seconds=2)
+    grammars.backend = FailingAt(call, error)
+    with pytest.raises(RequestError, match=r"SD-E341(.|\n)*cannot be compiled(.|\n)*it broke"):
+        grammars.start(StructuredOutputs(regex="a"), "7")
+
+
 def test_a_proposer_that_reads_grammars_is_refused_elsewhere():
     with pytest.raises(Refusal, match="grammar@1"):
         LLM("tiny", speculative_config=PROPOSERS["forced"] | {"isolation": "process"})
