@@ -60,8 +60,10 @@ def _shares_scale(stored: Any) -> bool:
     """Whether settings, of any of the layers, give the activations of a pass one scale: compressed-tensors, torchao."""
     settings = stored if isinstance(stored, Mapping) else {}
     if "DynamicActivation" in str(settings.get("_type")):
-        each = settings["_data"].get("granularity") or {}
-        return bool((each[0] if isinstance(each, list) else each).get("_type") == "PerTensor")
+        data = settings["_data"]
+        each = data.get("granularity") or {}
+        of_tensor = (each[0] if isinstance(each, list) else each).get("_type") == "PerTensor"
+        return of_tensor or data.get("use_dynamic_per_tensor_scale") is True
     shares = settings.get("dynamic") is True and settings.get("strategy") == "tensor"
     return shares or any(map(_shares_scale, settings.values()))
 

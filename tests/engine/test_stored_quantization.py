@@ -80,6 +80,11 @@ def by_torchao(granularity):
 
 PER_TENSOR, PER_ROW = ({"_type": name, "_version": 1, "_data": {}} for name in ("PerTensor", "PerRow"))
 BY_NAME = {"_type": "ModuleFqnToConfig", "_data": {"module_fqn_to_config": {"_default": by_torchao(PER_TENSOR)}}}
+NVFP4 = {
+    "_type": "NVFP4DynamicActivationNVFP4WeightConfig",
+    "_version": 1,
+    "_data": {"use_dynamic_per_tensor_scale": True},
+}
 SHARED_SCALE = {"input_activations": {"dynamic": True, "strategy": "tensor", "num_bits": 8}}
 
 
@@ -92,8 +97,17 @@ SHARED_SCALE = {"input_activations": {"dynamic": True, "strategy": "tensor", "nu
         {"quant_method": "torchao", "quant_type": {"default": by_torchao(PER_TENSOR)}},
         {"quant_method": "torchao", "quant_type": {"default": by_torchao([PER_TENSOR, PER_ROW])}},
         {"quant_method": "torchao", "quant_type": {"default": BY_NAME}},
+        {"quant_method": "torchao", "quant_type": {"default": NVFP4}},
     ],
-    ids=["outliers", "outliers by default", "scale", "torchao", "torchao of two", "torchao by name"],
+    ids=[
+        "outliers",
+        "outliers by default",
+        "scale",
+        "torchao",
+        "torchao of two",
+        "torchao by name",
+        "torchao of 4 bits",
+    ],
 )
 def test_layers_in_which_neighbours_change_a_token_are_refused(quantization, folder):
     say(folder, **quantization)
