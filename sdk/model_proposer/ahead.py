@@ -133,6 +133,7 @@ class AheadDrafter:
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Run what the step committed to requests that want no drafts; of the others it is run with the drafts."""
+        self._drafted = []  # a chain may not ask for drafts
         if step.dummy:  # of another text in the same slots
             self._texts.clear()
         ends = step.kept.next_position.tolist()

@@ -11,7 +11,8 @@ from inside import proposer_of
 
 from specdec import LLM, SamplingParams
 from specdec.adapters.serving.outcomes import FIRST_HOLD, TRIAL, NumOutcomes, Trial
-from specdec.sdk import ConfigError, Draft, Needs, ProposerBase, ProposerError, Refusal
+from specdec.plugins.draft_model.proposer import DraftModelProposer
+from specdec.sdk import ConfigError, Draft, HostProposer, Needs, ProposerBase, ProposerError, Refusal
 from specdec.sdk.combinators import Chain
 from specdec.sdk.extensions import Ahead
 from specdec.sdk.model_proposer.fan_out import NUM_GUESSES, FanOut, Guess
@@ -45,6 +46,19 @@ class Two(Chain):
     """Its part prepares."""
 
     parts = (Prepares,)
+
+
+class Nines(HostProposer):
+    """Drafts for texts that begin with a 9."""
+
+    def draft(self, request, tokens, k):
+        return [9] * k if tokens[0] == 9 else []
+
+
+class NinesThenModel(Chain):
+    """Its second part is asked where the first drafts nothing."""
+
+    parts = (Nines, DraftModelProposer)
 
 
 class Client:
@@ -191,6 +205,20 @@ def test_any_class_may_prepare_until_it_has_nothing_more_to_do(name) -> None:
     assert hosted.step([("a", Row("a", 3, [4], 1))])[0].tokens == [6]
     hosted.end("a")
     assert not hosted.has_more_to_do
+
+
+def test_a_draft_model_that_was_not_asked_prepares_nothing() -> None:
+    hosted = hosted_with(DRAFT_MODEL | {"method": f"{__name__}:NinesThenModel"}, ahead=4)
+    hosted.start("a", Start("a", list(range(100, 300))))
+    hosted.step([("a", Row("a", 200, [5], 4))])
+    hosted.end("a", End("a", "stop", 201, []))
+    hosted.start("b", Start("b", [9, 1]))
+    hosted.step([("b", Row("b", 2, [7], 4))])
+    while hosted.has_more_to_do:
+        hosted.draft_ahead()
+    (drafted,) = hosted.step([("b", Row("b", 3, [9, 9, 9, 9, 3], 4, 4, 4))])
+    assert drafted.tokens == [9] * 4
+    assert hosted.figures()["draft_model_ahead_whole"] == 0
 
 
 def test_what_it_raises_is_raised_in_the_next_step() -> None:
