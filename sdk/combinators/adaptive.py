@@ -14,6 +14,7 @@ from ..config import StrictModel
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .combinator import Combinator
+from .merge import Piece, merged_draft
 
 _MOST_RATE = 1 - 2.0**-53
 """The largest float64 below 1."""
@@ -91,7 +92,9 @@ class Adaptive(Combinator):
     def propose(self, step: StepView) -> Draft:
         """The part's draft within the policy's lengths."""
         (part,) = self.members
-        return part.propose(step, self._budget(step))
+        draft = part.propose(step, self._budget(step))
+        whole = Piece(draft, torch.ones_like(draft.lengths, dtype=torch.bool))
+        return merged_draft([whole], len(step), self.merged, step.width, step.budget.device)
 
     def _count(self, step: StepView) -> None:
         rows = step.slots

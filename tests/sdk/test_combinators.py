@@ -547,6 +547,24 @@ def test_acceptance_is_counted_by_row_and_fades():
     run_step(proposer, TOKENS[:2], slots=[4, 2], num_drafted=[2, 0], num_accepted=[2, 0])
     assert SEEN[-1] == ([0.5 * 1 + 2, 0.5 * 2], [0.5 * 2 + 2, 0.5 * 2 + 1], K)
 
+@pytest.mark.parametrize("part", [First, Chain.of(First), Short])
+def test_an_adapted_part_may_draft_less_than_all(part):
+    (name,) = Adaptive.of(part).names()
+    proposer = bound(Adaptive.of(part), **{name: {"num_speculative_tokens": 2}})
+    draft = run_step(proposer, budget=[4, 1, 0])
+    assert rows_of(draft) == [[1, 1], [1], []]
+    assert draft.token_ids.shape == (3, K)
+
+
+def test_an_adapted_part_that_drafts_less_reports_its_distributions():
+    needs = Needs(distributions=("sparse",), sparse_top_m=2)
+    sparse = type("One", (Distributions,), {"needs": needs})
+    draft = run_step(bound(Adaptive.of(sparse), one={"num_speculative_tokens": 2}))
+    assert rows_of(draft) == [[1, 1]] * 3
+    assert draft.distribution.kind.tolist() == [DistributionKind.SPARSE] * 3
+    assert draft.distribution.sparse_ids.shape == (3, K, 2)
+
+
 
 def test_a_row_that_changes_hands_starts_anew():
     proposer = bound(adaptive_with(Counting))
