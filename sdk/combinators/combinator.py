@@ -125,7 +125,7 @@ class Combinator(ProposerBase):
         self._each(lambda part: part.call_below("save", path))
 
     def load(self, path: Path) -> None:
-        """Load each part, from the directory of its name."""
+        """Load each part, from the directory of its name. A part without one begins anew."""
         self._each(lambda part: part.call_below("load", path))
 
     def update_weights(self, tensors: Mapping[str, Tensor]) -> None:

@@ -138,10 +138,12 @@ class Part:
         return self._methods[method](*args) if method in self._methods else None
 
     def call_below(self, method: str, path: Path) -> None:
-        """`save` or `load`, in a directory of the part's own, which is there for `save` to write into."""
+        """`save` or `load`, in a directory of the part's own. A part without one has nothing to load."""
+        own = path / self.name
         if method == "save" and self.has(method):
-            (path / self.name).mkdir(exist_ok=True)
-        self.call(method, path / self.name)
+            own.mkdir(exist_ok=True)
+        if own.is_dir():
+            self.call(method, own)
 
     def request(self, request: RequestView) -> RequestView:
         """The request as this part is shown it: with the section of its options that is the part's."""

@@ -270,6 +270,13 @@ def test_parts_save_and_load_below_their_names(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
 
+def test_a_part_that_was_not_there_to_save_begins_anew(tmp_path):
+    bound(Chain.of(First), first={"token": 5}).save(tmp_path)
+    loaded = bound(Chain.of(First, Second), second={"token": 6})
+    loaded.load(tmp_path)
+    assert [part.proposer.token for part in loaded.members] == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
