@@ -45,7 +45,9 @@ class AcceptanceThreshold(LengthPolicy):
         default=0.3, gt=0, lt=1, description="the least probability that a draft's last token is accepted"
     )
     expected_rate: float = Field(default=0.8, gt=0, lt=1, description="the acceptance rate of a new row")
-    expected_weight: float = Field(default=4.0, gt=0, description="how many tested tokens the expected rate counts for")
+    expected_weight: float = Field(
+        default=4.0, gt=0, le=1e6, description="how many tested tokens the expected rate counts for"
+    )
 
     def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
         """The largest n with rate ** n >= threshold."""

@@ -606,6 +606,12 @@ def test_the_threshold_policy_drafts_the_most_where_all_is_accepted(settings):
 
 def test_adaptive_has_exactly_one_part():
     with pytest.raises(TypeError, match="has 2 parts"):
+@pytest.mark.parametrize("weight", [float("inf"), float("nan")])
+def test_the_expected_rate_counts_for_a_finite_weight(weight):
+    with pytest.raises(ConfigError, match="expected_weight"):
+        AcceptanceThreshold(expected_weight=weight)
+
+
         Adaptive.of(First, Second)
 
 
