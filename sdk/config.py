@@ -126,7 +126,9 @@ class NetworkSettings(StrictModel):
     quantization: str | None = Field(
         default=None, description="how weights are stored. None means as in the checkpoint"
     )
-    trust_remote_code: bool = Field(default=False, description="run modelling code that the checkpoint brings along")
+    trust_remote_code: bool = Field(
+        default=False, strict=True, description="run modelling code that the checkpoint brings along"
+    )
 
 
 class ProposerConfig(StrictModel, Generic[OptionsT]):

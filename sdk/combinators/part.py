@@ -28,7 +28,9 @@ class PartSettings(NetworkSettings):
     """What may differ between parts; what a section leaves out is what `speculative_config` says for all of them."""
 
     model: str | None = Field(default=None, description="this part's checkpoint")
-    num_speculative_tokens: DraftLength | None = Field(default=None, description="the most drafts of this part")
+    num_speculative_tokens: DraftLength | None = Field(
+        default=None, strict=True, description="the most drafts of this part"
+    )
 
 
 def part_names(parts: Sequence[type[Proposer]]) -> tuple[str, ...]:

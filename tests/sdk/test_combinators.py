@@ -465,6 +465,8 @@ def test_options_of_each_part_are_validated_under_its_name():
         ({"first": {"tokn": 3}}, "SD-E131", "did you mean 'token'?"),
         ({"first": {"token": "x"}}, "SD-E132", "token"),
         ({"first": {"num_speculative_tokens": 0}}, "SD-E132", "num_speculative_tokens"),
+        ({"first": {"num_speculative_tokens": True}}, "SD-E132", "num_speculative_tokens"),
+        ({"first": {"trust_remote_code": "yes"}}, "SD-E132", "trust_remote_code"),
     ],
 )
 def test_unusable_options_are_refused(options, code, words):
@@ -545,15 +547,6 @@ def test_every_row_drafts_at_least_one_token_and_what_its_part_needs():
     assert rows_of(run_step(proposer, budget=[4, 3, 2])) == [[1] * 3, [1] * 3, []]
 
 
-def test_acceptance_is_counted_by_row_and_fades():
-    proposer = bound(adaptive_with(Counting), policy={"memory": 0.5})
-    run_step(proposer, TOKENS[:2], slots=[4, 2])
-    run_step(proposer, TOKENS[:2], slots=[4, 2], num_drafted=[3, 2], num_accepted=[1, 2])
-    run_step(proposer, TOKENS[:2], slots=[2, 4], num_drafted=[3, 0], num_accepted=[0, 0])
-    SEEN.clear()
-    run_step(proposer, TOKENS[:2], slots=[4, 2], num_drafted=[2, 0], num_accepted=[2, 0])
-    assert SEEN[-1] == ([0.5 * 1 + 2, 0.5 * 2], [0.5 * 2 + 2, 0.5 * 2 + 1], K)
-
 @pytest.mark.parametrize("part", [First, Chain.of(First), Short])
 def test_an_adapted_part_may_draft_less_than_all(part):
     (name,) = Adaptive.of(part).names()
@@ -571,6 +564,15 @@ def test_an_adapted_part_that_drafts_less_reports_its_distributions():
     assert draft.distribution.kind.tolist() == [DistributionKind.SPARSE] * 3
     assert draft.distribution.sparse_ids.shape == (3, K, 2)
 
+
+def test_acceptance_is_counted_by_row_and_fades():
+    proposer = bound(adaptive_with(Counting), policy={"memory": 0.5})
+    run_step(proposer, TOKENS[:2], slots=[4, 2])
+    run_step(proposer, TOKENS[:2], slots=[4, 2], num_drafted=[3, 2], num_accepted=[1, 2])
+    run_step(proposer, TOKENS[:2], slots=[2, 4], num_drafted=[3, 0], num_accepted=[0, 0])
+    SEEN.clear()
+    run_step(proposer, TOKENS[:2], slots=[4, 2], num_drafted=[2, 0], num_accepted=[2, 0])
+    assert SEEN[-1] == ([0.5 * 1 + 2, 0.5 * 2], [0.5 * 2 + 2, 0.5 * 2 + 1], K)
 
 
 def test_a_row_that_changes_hands_starts_anew():
@@ -604,14 +606,14 @@ def test_the_threshold_policy_drafts_the_most_where_all_is_accepted(settings):
     assert AcceptanceThreshold(**settings).lengths(everything, everything, 8).tolist() == [8]
 
 
-def test_adaptive_has_exactly_one_part():
-    with pytest.raises(TypeError, match="has 2 parts"):
 @pytest.mark.parametrize("weight", [float("inf"), float("nan")])
 def test_the_expected_rate_counts_for_a_finite_weight(weight):
     with pytest.raises(ConfigError, match="expected_weight"):
         AcceptanceThreshold(expected_weight=weight)
 
 
+def test_adaptive_has_exactly_one_part():
+    with pytest.raises(TypeError, match="has 2 parts"):
         Adaptive.of(First, Second)
 
 
