@@ -20,6 +20,10 @@ from .merge import merged_needs
 from .part import Part, PartPlan, part_names, section_of
 
 
+class _RequestSections(StrictModel):
+    """What a request tells the parts: a section for each that declares RequestOptions."""
+
+
 class Combinator(ProposerBase):
     """Holds its parts, and passes lifecycle calls, steps, draft KV and options on to each as declared.
 
@@ -52,7 +56,9 @@ class Combinator(ProposerBase):
             name: (model, Field(default_factory=model)) for name, model in asked.items() if model is not None
         }
         if per_request:
-            cls.RequestOptions = create_model("RequestOptions", __base__=StrictModel, **per_request)
+            cls.RequestOptions = create_model("RequestOptions", __base__=_RequestSections, **per_request)
+        elif cls.RequestOptions is not None and issubclass(cls.RequestOptions, _RequestSections):
+            cls.RequestOptions = None  # the sections are of its base's parts
 
     @classmethod
     def of(cls, *parts: type[Proposer]) -> type[Self]:

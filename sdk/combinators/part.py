@@ -20,6 +20,7 @@ from ..lifecycle import extension_methods, lifecycle_methods
 from ..needs import Needs, needs_of
 from ..proposer_protocol import Proposer
 from ..ranges import DraftLength
+from ..request_options import request_options_model
 from ..types import Draft, KeptTokens, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
 
@@ -68,7 +69,7 @@ class PartPlan:
         """The part's configuration and needs; it drafts at most as many tokens as it can.
 
         Raises Refusal if it is to draft more than all together or cannot draft as few, and PluginLoadError as
-        `check_class` and `check_extensions` do: nobody else looks at a part.
+        `check_class`, `check_extensions` and `request_options_model` do: nobody else looks at a part.
         """
         plugin = PluginId(name, f"{part.__module__}:{part.__qualname__}")
         check_class(part, plugin)
@@ -76,6 +77,7 @@ class PartPlan:
         limit = settings["num_speculative_tokens"] or config.num_draft_tokens
         if limit > config.num_draft_tokens:
             reason = f"its part {name} is to draft {limit} tokens, and all parts together {config.num_draft_tokens}"
+        request_options_model(part, plugin)
             raise Refusal(reason, f'"num_speculative_tokens": {limit} beside "proposer_config", or less in it')
         told = {key: settings[key] for key in NetworkSettings.key_names() & section.model_fields_set}
         own_config = config.replace(

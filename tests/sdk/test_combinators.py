@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from inside import drafts_of
+from pydantic import BaseModel
 
 import specdec
 from specdec import LLM, SamplingParams
@@ -259,6 +260,32 @@ def test_a_part_that_cannot_be_called_is_refused_like_any_proposer_by_its_own_na
 def test_a_part_whose_needs_return_something_else_is_named():
     with pytest.raises(TypeError, match=r"Faulty.needs returned None, expected an instance of specdec\.sdk\.Needs"):
         merged(First, part_of(needs=classmethod(lambda cls, config, target: None)))
+
+
+@pytest.mark.parametrize("base", [StrictModel, BaseModel])
+def test_a_part_that_requires_values_of_every_request_or_reads_them_loosely_is_refused(base):
+    options = type("RequestOptions", (base,), {"__annotations__": {"level": int if base is StrictModel else int | None}})
+    with pytest.raises(PluginLoadError, match="SD-E271") as refused:
+        merged(First, part_of(RequestOptions=options))
+    assert refused.value.plugin.target == f"{__name__}:Faulty"
+
+
+def test_options_of_requests_are_those_of_the_parts_that_are_there():
+    class Asked(Spy):
+        class RequestOptions(StrictModel):
+            level: int = 0
+
+    class Own(Chain):
+        parts = (First,)
+
+        class RequestOptions(StrictModel):
+            mood: str = "calm"
+
+    parent = Chain.of(Asked)
+    assert parent.RequestOptions.key_names() == {"asked"}
+    assert type("Other", (parent,), {"parts": (First,)}).RequestOptions is None
+    assert type("Same", (parent,), {}).RequestOptions.key_names() == {"asked"}
+    assert Own.of(Second).RequestOptions is Own.RequestOptions
 
 
 def test_parts_save_and_load_below_their_names(tmp_path):
