@@ -50,7 +50,11 @@ class Combinator(ProposerBase):
         super().__init_subclass__(**kwargs)
         sections = {name: section_of(name, part) for name, part in zip(cls.names(), cls.parts, strict=True)}
         fields: dict[str, Any] = {name: (model, Field(default_factory=model)) for name, model in sections.items()}
-        cls.Options = create_model("Options", __base__=StrictModel, **cls.own_options(), **fields)
+        own = cls.own_options()
+        if taken := own.keys() & fields.keys():
+            names = ", ".join(sorted(taken))
+            raise TypeError(f"a part of {cls.__name__} is named like its option {names}; rename its class")
+        cls.Options = create_model("Options", __base__=StrictModel, **own, **fields)
         asked = {name: getattr(part, "RequestOptions", None) for name, part in zip(cls.names(), cls.parts, strict=True)}
         per_request: dict[str, Any] = {
             name: (model, Field(default_factory=model)) for name, model in asked.items() if model is not None

@@ -50,7 +50,11 @@ def section_of(name: str, part: type[Proposer]) -> type[PartSettings]:
     """The model of a part's section in `proposer_config`: PartSettings, and the part's own options beside them."""
     options = getattr(part, "Options", None)  # optional by contract
     bases: tuple[type[PartSettings], ...] = (PartSettings,) if options is None else (PartSettings, options)
-    return create_model(f"proposer_config.{name}", __base__=bases)
+    section = create_model(f"proposer_config.{name}", __base__=bases)
+    if options is not None and (taken := PartSettings.key_names() & options.model_fields.keys()):
+        found = f"{part.__name__}.Options has {', '.join(sorted(taken))}"
+        raise TypeError(f"{found}, which every part's section has; rename them")
+    return section
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,11 @@ class PartPlan:
         """
         plugin = PluginId(name, f"{part.__module__}:{part.__qualname__}")
         check_class(part, plugin)
+        request_options_model(part, plugin)
         settings = dict(section)
         limit = settings["num_speculative_tokens"] or config.num_draft_tokens
         if limit > config.num_draft_tokens:
             reason = f"its part {name} is to draft {limit} tokens, and all parts together {config.num_draft_tokens}"
-        request_options_model(part, plugin)
             raise Refusal(reason, f'"num_speculative_tokens": {limit} beside "proposer_config", or less in it')
         told = {key: settings[key] for key in NetworkSettings.key_names() & section.model_fields_set}
         own_config = config.replace(

@@ -503,6 +503,23 @@ def test_unusable_options_are_refused(options, code, words):
     assert words in str(caught.value)
 
 
+def test_an_option_of_a_part_named_like_a_key_of_its_section_is_refused():
+    class Options(StrictModel):
+        dtype: str = "int8"
+        model: str = ""
+        token: int = 1
+
+    with pytest.raises(TypeError, match=r"Faulty\.Options has dtype, model, which every part's section has; rename them"):
+        Chain.of(First, part_of(Options=Options))
+    with pytest.raises(TypeError, match=r"ChainOfModel\.Options has model,"):
+        Adaptive.of(Chain.of(type("Model", (Spy,), {})))
+
+
+def test_a_part_named_like_an_option_of_the_whole_is_refused():
+    with pytest.raises(TypeError, match="a part of AdaptiveOfPolicy is named like its option policy; rename its class"):
+        Adaptive.of(type("Policy", (Spy,), {}))
+
+
 def test_a_part_may_not_draft_more_than_all():
     with pytest.raises(Refusal) as refused:
         merged(First, first={"num_speculative_tokens": 9})
