@@ -30,7 +30,7 @@ class StrictModel(BaseModel):
     def __init__(self, /, **values: Any) -> None:
         where = type(self).__name__
         unknown = [key for key in values if key not in self.key_names()]
-        if unknown:
+        if unknown and self.model_config.get("extra") != "allow":
             raise unknown_keys(where, unknown, self.key_names())
         try:
             super().__init__(**values)
@@ -56,7 +56,7 @@ class StrictModel(BaseModel):
     @classmethod
     def key_names(cls) -> frozenset[str]:
         """The keys that this model accepts."""
-        return frozenset(cls.model_fields)
+        return frozenset(cls.model_fields) | {field.alias for field in cls.model_fields.values() if field.alias}
 
 
 def unknown_keys(
@@ -170,11 +170,6 @@ class StructuredOutputs(StrictModel):
         default=False, description="accepted for vLLM's sake: objects never have keys that their schema does not name"
     )
     whitespace_pattern: str | None = Field(default=None, description="what may stand between the tokens of JSON")
-
-    @classmethod
-    def key_names(cls) -> frozenset[str]:
-        """The keys that it accepts."""
-        return super().key_names() | {"json"}
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from inside import drafts_of
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 import specdec
 from specdec import LLM, SamplingParams
@@ -264,7 +264,7 @@ def test_a_part_whose_needs_return_something_else_is_named():
 
 @pytest.mark.parametrize("base", [StrictModel, BaseModel])
 def test_a_part_that_requires_values_of_every_request_or_reads_them_loosely_is_refused(base):
-    options = type("RequestOptions", (base,), {"__annotations__": {"level": int if base is StrictModel else int | None}})
+    options = type("RequestOptions", (base,), {"__annotations__": {"level": int}})
     with pytest.raises(PluginLoadError, match="SD-E271") as refused:
         merged(First, part_of(RequestOptions=options))
     assert refused.value.plugin.target == f"{__name__}:Faulty"
@@ -509,7 +509,7 @@ def test_an_option_of_a_part_named_like_a_key_of_its_section_is_refused():
         model: str = ""
         token: int = 1
 
-    with pytest.raises(TypeError, match=r"Faulty\.Options has dtype, model, which every part's section has; rename them"):
+    with pytest.raises(TypeError, match=r"Faulty\.Options has dtype, model, .*; rename them"):
         Chain.of(First, part_of(Options=Options))
     with pytest.raises(TypeError, match=r"ChainOfModel\.Options has model,"):
         Adaptive.of(Chain.of(type("Model", (Spy,), {})))
@@ -518,6 +518,21 @@ def test_an_option_of_a_part_named_like_a_key_of_its_section_is_refused():
 def test_a_part_named_like_an_option_of_the_whole_is_refused():
     with pytest.raises(TypeError, match="a part of AdaptiveOfPolicy is named like its option policy; rename its class"):
         Adaptive.of(type("Policy", (Spy,), {}))
+
+
+def test_options_of_a_part_may_have_aliases_and_take_any_key():
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="allow")
+        shortest: int = Field(default=1, alias="prompt-lookup-min")
+
+    class Aliased(Bare):
+        pass
+
+    Aliased.Options = Options
+    cls = Chain.of(Aliased)
+    (plan,) = cls.plans(config_of(cls, aliased={"prompt-lookup-min": 2, "more": 3, "model": "there"}), TARGET)
+    options = plan.config.options
+    assert (options.shortest, options.more, plan.config.model) == (2, 3, "there")
 
 
 def test_a_part_may_not_draft_more_than_all():
