@@ -33,6 +33,7 @@ class Shape:
     draft_vocab: int = 32000
 
 
+POSITIONS = 131_072  # of every model: the small one drafts for the large one, whatever length that is run with
 LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -47,7 +48,7 @@ def config_of(shape: Shape, dtype: torch.dtype) -> LlamaConfig:
     """Of a target."""
     return LlamaConfig(
         **shape.config,
-        max_position_embeddings=shape.max_model_len,
+        max_position_embeddings=POSITIONS,
         rope_theta=500000.0,
         tie_word_embeddings=False,
         dtype=dtype,
@@ -105,7 +106,7 @@ def eagle3_checkpoint(folder: Path, shape: Shape, dtype: torch.dtype, device: to
 
 def named(what: str, shape: Shape, dtype: torch.dtype) -> str:
     """Of a folder: another shape has another."""
-    return f"{what}-{hashlib.sha256(f'{shape} {dtype}'.encode()).hexdigest()[:8]}"
+    return f"{what}-{hashlib.sha256(f'{shape} {POSITIONS} {dtype}'.encode()).hexdigest()[:8]}"
 
 
 def _made(folder: Path, save: Callable[[Path], None]) -> Path:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from benchmarks.gpu.__main__ import LEFT, PER_COMMAND, main
 from benchmarks.gpu.figures import GOALS, SAMPLER, STEP_OVERHEAD
+from benchmarks.gpu.models import SHAPES, config_of
 from benchmarks.gpu.run import Run
 from benchmarks.gpu.runner import DONE, FAILED, OVER, Course
 from benchmarks.gpu.stages import STAGES, Stage
@@ -110,6 +111,10 @@ def test_without_a_gpu_the_real_run_is_refused_with_a_hint(tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="--smoke runs tiny models on a CPU"):
         Run.make(tmp_path / "figures.json", tmp_path, 60, smoke=False)
+
+
+def test_the_small_model_drafts_at_every_length_that_the_large_one_is_run_with():
+    assert config_of(SHAPES["1B"], torch.bfloat16).max_position_embeddings >= SHAPES["8B"].max_model_len
 
 
 def test_a_command_that_has_no_time_left_says_so(tmp_path, capsys):
