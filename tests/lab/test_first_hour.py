@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from benchmarks.gpu import ROOT
 from benchmarks.gpu.__main__ import LEFT, PER_COMMAND, main
 from benchmarks.gpu.figures import GOALS, SAMPLER, STEP_OVERHEAD
 from benchmarks.gpu.models import SHAPES, config_of
@@ -120,6 +124,20 @@ def test_the_small_model_drafts_at_every_length_that_the_large_one_is_run_with()
 def test_a_command_that_has_no_time_left_says_so(tmp_path, capsys):
     assert main(["--output", str(tmp_path), "--smoke", "--seconds", "1"]) == LEFT
     assert "run the same command again" in capsys.readouterr().out
+
+
+def test_a_command_that_is_terminated_ends_its_stage(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu", "--output", str(tmp_path), "--smoke", "--only", "machine"]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        stages = []
+        while not any(each.cpu_times().user > 0.1 for each in stages) and process.poll() is None:
+            time.sleep(0.01)
+            stages = psutil.Process(process.pid).children()
+        process.terminate()
+    _, running = psutil.wait_procs(stages, timeout=0.5)
+    for each in running:
+        each.kill()
+    assert (len(stages), running, process.returncode) == (1, [], 143)
 
 
 @pytest.mark.full
