@@ -15,7 +15,7 @@ from .runner import DONE, Course
 from .stages import STAGES
 
 PER_COMMAND = 575  # seconds: some machines end a command after ten minutes
-LEFT = 3  # the exit status while stages are left
+LEFT, OTHER = 3, 4  # the exit status while stages are left: for the same command, for another
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,8 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = course.run(seconds, args.only or ())
     print(course.page())
     if left:
-        print(f"left: {', '.join(stage.name for stage in left)}; run the same command again")
-        return LEFT
+        names, limits = [stage.name for stage in left], [course.limit(stage) for stage in left]
+        changes = ["--only", *names] if args.only else []
+        changes += ["--seconds", f"{max(limits):g}"] if max(limits) > seconds else []
+        print(f"left: {', '.join(names)}; run the same command again", *(["with", *changes] if changes else []))
+        return OTHER if args.only or min(limits) > seconds else LEFT
     return int(any(record["status"] != DONE for record in map(course.record, course.stages) if record))
 
 

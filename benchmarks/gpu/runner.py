@@ -33,22 +33,24 @@ class Course:
     smoke: bool = False
 
     def run(self, seconds: float, only: Sequence[str] = ()) -> list[Stage]:
-        """Run the stages that have no record, while the next one's limit fits in; or `only` these, again.
+        """Run the stages that have no record, each while its limit fits in; or `only` these, again.
 
         Returns those that are left.
         """
         self.output.mkdir(parents=True, exist_ok=True)
         stop = time.monotonic() + seconds
         waiting = [each for each in self.stages if (each.name in only if only else self.record(each) is None)]
-        for place, stage in enumerate(waiting):
-            if time.monotonic() + self._limit(stage) > stop:
-                return waiting[place:]
-            print(f"== {stage.name} (at most {self._limit(stage):g} s)", flush=True)
+        left = []
+        for stage in waiting:
+            if time.monotonic() + self.limit(stage) > stop:
+                left.append(stage)
+                continue
+            print(f"== {stage.name} (at most {self.limit(stage):g} s)", flush=True)
             record = self._run(stage)
             write(self._path(stage, "json"), record)
             (self.output / "page.md").write_text(self.page(), encoding="utf-8")
             print(f"   {record['status']} after {record['seconds']} s {record['because']}".rstrip(), flush=True)
-        return []
+        return left
 
     def record(self, stage: Stage) -> dict[str, Any] | None:
         """What is known of a stage. None: it has not run to an end, or was a rehearsal where this is none."""
@@ -60,7 +62,8 @@ class Course:
         """All that was found, beside the goals."""
         return page_of({stage.name: self.record(stage) for stage in self.stages}, smoke=self.smoke)
 
-    def _limit(self, stage: Stage) -> float:
+    def limit(self, stage: Stage) -> float:
+        """Seconds that a stage may take here."""
         return stage.limit * (PATIENCE if self.smoke else 1)
 
     def _path(self, stage: Stage, ending: str) -> Path:
@@ -72,7 +75,7 @@ class Course:
         command = stage.command(figures, self.models, smoke=self.smoke)
         started = time.monotonic()
         with log.open("w", encoding="utf-8") as file:
-            status = _ended(command, file, self._limit(stage))
+            status = _ended(command, file, self.limit(stage))
         return {
             "stage": stage.name,
             "smoke": self.smoke,

@@ -6,14 +6,15 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from benchmarks.gpu import ROOT
-from benchmarks.gpu.__main__ import LEFT, PER_COMMAND, main
+from benchmarks.gpu import __main__ as script
+from benchmarks.gpu.__main__ import LEFT, OTHER, PER_COMMAND, main
 from benchmarks.gpu.figures import GOALS, SAMPLER, STEP_OVERHEAD
 from benchmarks.gpu.models import SHAPES, config_of
 from benchmarks.gpu.run import Run
@@ -39,6 +40,7 @@ GOOD = Script("good", "", 20, SAMPLER, 90)
 SLOW = Script("slow", "", 1, STEP_OVERHEAD, 130, "import time; time.sleep(60)")
 BAD = Script("bad", "", 20, "a figure", 7, "raise ValueError('of no use')")
 HUGE = Script("huge", "", 500)
+SLEEPY = Script("sleepy", "", 60, then="import time; time.sleep(0.5)")
 
 
 def status_of(course):
@@ -67,9 +69,10 @@ def test_a_stage_that_fails_or_takes_too_long_keeps_its_figures_and_the_next_one
 
 def test_the_next_command_goes_on_where_the_last_one_ended(tmp_path):
     course = Course((GOOD, HUGE, BAD), tmp_path, tmp_path)
-    assert course.run(60) == [HUGE, BAD]
+    assert course.run(60) == [HUGE]
+    assert status_of(course) == {"good": DONE, "huge": None, "bad": FAILED}
     written = (tmp_path / "good.json").stat().st_mtime_ns
-    assert course.run(60) == [HUGE, BAD]
+    assert course.run(60) == [HUGE]
     assert course.run(600) == []
     assert (tmp_path / "good.json").stat().st_mtime_ns == written
     assert course.run(60, only=["good"]) == []
@@ -121,9 +124,18 @@ def test_the_small_model_drafts_at_every_length_that_the_large_one_is_run_with()
     assert config_of(SHAPES["1B"], torch.bfloat16).max_position_embeddings >= SHAPES["8B"].max_model_len
 
 
-def test_a_command_that_has_no_time_left_says_so(tmp_path, capsys):
-    assert main(["--output", str(tmp_path), "--smoke", "--seconds", "1"]) == LEFT
-    assert "run the same command again" in capsys.readouterr().out
+def test_a_command_that_leaves_stages_says_which_command_runs_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(script, "STAGES", (SLEEPY, replace(SLEEPY, name="second"), HUGE))
+
+    def ended(*arguments):
+        return main(["--output", str(tmp_path), *arguments]), capsys.readouterr().out.splitlines()[-1]
+
+    again = "run the same command again"
+    assert ended("--seconds", "60.4") == (LEFT, f"left: second, huge; {again} with --seconds 500")
+    assert ended("--seconds", "60.4") == (OTHER, f"left: huge; {again} with --seconds 500")
+    only = ("--only", "sleepy", "second")
+    assert ended("--seconds", "60.4", *only) == (OTHER, f"left: second; {again} with --only second")
+    assert ended("--seconds", "59", *only) == (OTHER, f"left: sleepy, second; {again} with --only sleepy second --seconds 60")
 
 
 def test_a_command_that_is_terminated_ends_its_stage(tmp_path):
