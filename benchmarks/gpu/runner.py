@@ -39,7 +39,8 @@ class Course:
         """
         self.output.mkdir(parents=True, exist_ok=True)
         stop = time.monotonic() + seconds
-        waiting = [each for each in self.stages if (each.name in only if only else self.record(each) is None)]
+        fresh = [each for each in self.stages if self.record(each) is None]
+        waiting = [each for each in self.stages if each.name in only] if only else fresh
         left = []
         for stage in waiting:
             if time.monotonic() + self.limit(stage) > stop:
@@ -53,10 +54,16 @@ class Course:
         return left
 
     def record(self, stage: Stage) -> dict[str, Any] | None:
-        """What is known of a stage. None: it has not run to an end, or was a rehearsal where this is none."""
+        """What is known of a stage. None: it has not run to an end.
+
+        Raises SystemExit where one of both is a rehearsal: neither may stand for the other or overwrite it.
+        """
         path = self._path(stage, "json")
-        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return record if record.get("smoke") == self.smoke else None
+        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if record and record["smoke"] != self.smoke:
+            kinds = "a measurement", "a rehearsal"
+            raise SystemExit(f"{path} is of {kinds[record['smoke']]}: {kinds[self.smoke]} needs another --output")
+        return record
 
     def page(self) -> str:
         """All that was found, beside the goals."""

@@ -87,12 +87,15 @@ def test_a_stage_that_was_interrupted_with_its_command_runs_again(tmp_path):
     assert course.record(GOOD)["figures"] == {SAMPLER: 90}
 
 
-def test_a_rehearsal_is_never_taken_for_a_measurement(tmp_path):
-    Course((GOOD,), tmp_path, tmp_path, smoke=True).run(200)
-    course = Course((GOOD,), tmp_path, tmp_path)
-    assert course.record(GOOD) is None
-    assert "not measured" in course.page()
-    assert "no figure means anything" in (tmp_path / "page.md").read_text()
+@pytest.mark.parametrize("smoke", [False, True])
+def test_a_rehearsal_and_a_measurement_never_share_a_folder(tmp_path, smoke):
+    Course((GOOD,), tmp_path, tmp_path, smoke=smoke).run(200)
+    assert ("no figure means anything" in (tmp_path / "page.md").read_text()) == smoke
+    written = {each: each.read_bytes() for each in tmp_path.iterdir()}
+    found, expected = ("a rehearsal", "a measurement") if smoke else ("a measurement", "a rehearsal")
+    with pytest.raises(SystemExit, match=f"good.json is of {found}: {expected} needs another --output"):
+        Course((BAD, GOOD), tmp_path, tmp_path, smoke=not smoke).run(200, only=["bad"])
+    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == written
 
 
 def test_the_stages_fit_into_five_commands_of_ten_minutes_and_45_minutes():
