@@ -101,7 +101,7 @@ class FirstDrafts:
 
     def __init__(self, *, together: bool) -> None:
         self.rule, self._together = verify_block if together else verify, together
-        self.expected: list[float] = []  # tokens of each verified draft
+        self.expected: dict[int, float] = {}  # tokens of a verified draft, by the request's seed
         self.accepted: list[int] = []
 
     def __call__(
@@ -110,7 +110,7 @@ class FirstDrafts:
         drafted = drafts.lengths.nonzero()[:, 0].tolist()
         for b in drafted:
             nodes = nodes_of(logits[cu_rows[b] : cu_rows[b + 1]], drafts, b, float(sampling.temperature[b]))
-            self.expected.append(1 + self._expected(nodes))
+            self.expected[int(sampling.seed[b])] = 1 + self._expected(nodes)
         verdict = self.rule(logits, cu_rows, drafts, sampling)
         self.accepted += (1 + verdict.num_accepted[drafted]).tolist()
         return verdict
@@ -171,22 +171,30 @@ def acceptance(setting: Setting, prompts: Tensor, num_draws: int) -> dict[str, f
     watched = FirstDrafts(together=setting.rule == "block")
     parts_of(llm.engine).runner._rule = watched
     engine = llm.engine
+    apart = max(1000, len(prompts))  # seeds of two draws of a prompt
     for draw in range(num_draws if setting.temperature else 1):
         for first in range(0, len(prompts), BATCH):
             for number, each in enumerate(prompts[first : first + BATCH].tolist()):
-                seed = 1000 * draw + first + number
+                seed = apart * draw + first + number
                 params = SamplingParams(temperature=setting.temperature, max_tokens=100, ignore_eos=True, seed=seed)
                 engine.add_request(each, params)
             while engine.has_unfinished_requests:
                 for name in [each.request.request_id for each in engine.step() if each.num_drafted]:
                     engine.abort(name)
     values = watched.expected
+    by_prompt = [[values[seed] for seed in values if seed % apart == number] for number in range(len(prompts))]
     return {
-        "tokens_per_verification": round(statistics.mean(values), 3),
-        "standard_error": round(statistics.stdev(values) / len(values) ** 0.5, 3),
+        "tokens_per_verification": round(statistics.mean(values.values()), 3),
+        "standard_error": round(error_of(by_prompt), 3),
         "as_decided": round(statistics.mean(watched.accepted), 3),
         "drafts": len(values),
     }
+
+
+def error_of(by_prompt: Sequence[Sequence[float]]) -> float:
+    """Standard error of the mean. The drafts of one prompt are alike, so their mean is one observation."""
+    means = [statistics.mean(each) for each in by_prompt]
+    return statistics.stdev(means) / len(means) ** 0.5
 
 
 def of_texts(setting: Setting, prompts: Tensor, length: int) -> float:
@@ -244,32 +252,39 @@ def prompts_of(args: argparse.Namespace) -> Tensor:
     return held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)[args.skip :]
 
 
+def part_of(name: str, args: argparse.Namespace) -> str:
+    """Where figures are saved: those of fewer prompts beside those of all."""
+    return f"{name} without the first {args.skip} prompts" if args.skip else name
+
+
 def measure_acceptance(args: argparse.Namespace, results: Results) -> None:
     prompts = prompts_of(args)
     for setting in acceptance_settings():
         if args.only in setting.name:
-            results.note("acceptance", setting.name, acceptance(setting, prompts, args.draws))
+            results.note(part_of("acceptance", args), setting.name, acceptance(setting, prompts, args.draws))
 
 
 def measure_texts(args: argparse.Namespace, results: Results) -> None:
     prompts = prompts_of(args)
     for setting in acceptance_settings():
         if args.only in setting.name and not setting.temperature:
-            results.note("texts", f"{setting.name}, {args.length} tokens", of_texts(setting, prompts, args.length))
+            name = f"{setting.name}, {args.length} tokens"
+            results.note(part_of("texts", args), name, of_texts(setting, prompts, args.length))
 
 
 def measure_speed(args: argparse.Namespace, results: Results) -> None:
     for temperature in args.temperature:
         for batch in args.batch:
             settings = [each for each in speed_settings(temperature) if args.only in each.name]
-            for name, value in speeds(settings, batch, args.turns, args.length).items():
+            found = speeds(settings, batch, args.turns, args.length) if settings else {}
+            for name, value in found.items():
                 results.note("speed", f"{name}, {batch} requests", value)
 
 
 PARTS = {"acceptance": measure_acceptance, "texts": measure_texts, "speed": measure_speed}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line for each figure; save all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=192)
@@ -282,7 +297,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--save", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = Results(args.save)
     for name, value in environment(torch.device("cpu")).items():
