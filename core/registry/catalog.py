@@ -161,10 +161,7 @@ def _offered_twice(name: str, rows: list[PluginEntry]) -> PluginLoadError:
     if len(labels) > 1:
         facts["use"] = " or ".join(f'"{label}"' for label in labels)
     else:
-        facts = {
-            "targets": ", ".join(row.target for row in rows),
-            "fix": "report it to the distribution's author",
-        }
+        facts = {"targets": ", ".join(row.target for row in rows), "fix": "report it to the distribution's author"}
     return PluginLoadError("SD-E112", f'the name "{name}" is offered {len(rows)} times', facts)
 
 

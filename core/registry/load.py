@@ -153,10 +153,7 @@ def _needs(cls: Any, config: ProposerConfig, target: TargetInfo, plugin: PluginI
     needs = _asked(cls.needs, "the needs of", plugin, config, target)
     if isinstance(needs, Needs):
         return needs
-    facts = {
-        "expected": "an instance of specdec.sdk.Needs",
-        "found": f"{type(needs).__name__}: {needs!r:.80}",
-    }
+    facts = {"expected": "an instance of specdec.sdk.Needs", "found": f"{type(needs).__name__}: {needs!r:.80}"}
     raise PluginLoadError("SD-E114", f"{cls.__name__}.needs returned something else", facts, plugin=plugin)
 
 
