@@ -138,7 +138,10 @@ def test_a_command_that_leaves_stages_says_which_command_runs_them(tmp_path, cap
     assert ended("--seconds", "60.4") == (OTHER, f"left: huge; {again} with --seconds 500")
     only = ("--only", "sleepy", "second")
     assert ended("--seconds", "60.4", *only) == (OTHER, f"left: second; {again} with --only second")
-    assert ended("--seconds", "59", *only) == (OTHER, f"left: sleepy, second; {again} with --only sleepy second --seconds 60")
+    assert ended("--seconds", "59", *only) == (
+        OTHER,
+        f"left: sleepy, second; {again} with --only sleepy second --seconds 60",
+    )
 
 
 def test_a_command_that_is_terminated_ends_its_stage(tmp_path):
