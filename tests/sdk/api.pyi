@@ -199,7 +199,7 @@ class NetworkSettings(StrictModel):
     dtype: str | None = Field(default=None)
     moe_backend: str | None = Field(default=None)
     quantization: str | None = Field(default=None)
-    trust_remote_code: bool = Field(default=False)
+    trust_remote_code: bool = Field(default=False, strict=True)
 PADDING_TOKEN_ID = ...
 
 class Phase(IntEnum):
@@ -379,7 +379,7 @@ class AcceptanceThreshold(LengthPolicy):
     def key_names(cls) -> frozenset[str]: ...
     threshold: float = Field(default=0.3, gt=0, lt=1)
     expected_rate: float = Field(default=0.8, gt=0, lt=1)
-    expected_weight: float = Field(default=4.0, gt=0)
+    expected_weight: float = Field(default=4.0, gt=0, le=1000000.0)
     def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor: ...
 
 class Adaptive(Combinator):
