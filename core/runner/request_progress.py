@@ -53,7 +53,7 @@ class RequestProgress:
     def preempt(self, requests: Sequence[Request]) -> None:
         """Forget the drafts of requests whose rows were taken back, then tell the proposer."""
         self._metrics.counts["num_preemptions"] += len(requests)
-        lost = [self._without_row(request) for request in requests]
+        lost = list(map(self._without_row, requests))
         if self._host:
             for view in lost:
                 self._host.preempt(view)

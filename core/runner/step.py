@@ -86,8 +86,7 @@ class Runner:
         with self._timed("schedule"):
             with uninterrupted():  # queues, rows and blocks belong together
                 plan = self._scheduler.schedule(lambda request: self._drafts.length(request.row, request.generation))
-            if plan.preempted:
-                self.progress.preempt(plan.preempted)
+            self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
             self._num_steps += 1
@@ -191,8 +190,8 @@ class Runner:
             num_requests=len(committed),
             num_tokens_computed=sum(map(attrgetter("num_rows"), committed)),
             num_drafts=len(drafted),
-            num_draft_tokens=sum([each.num_drafted for each in drafted]),
-            num_accepted_tokens=sum([each.num_accepted for each in drafted]),
+            num_draft_tokens=sum(map(attrgetter("num_drafted"), drafted)),
+            num_accepted_tokens=sum(map(attrgetter("num_accepted"), drafted)),
             num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
 
