@@ -9,7 +9,6 @@ vLLM's scheduler is what cuts. It is in another process than the drafter, and ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from typing import Any
 
 KEY = "specdec_keeps_refused_drafts"
@@ -29,36 +28,31 @@ def stay(vllm_config: Any) -> bool:
     return isinstance(additional, Mapping) and KEY in additional
 
 
-def keeping(validate: Callable[..., list[int]]) -> Callable[..., list[int]]:
+def keeping(validate: Callable[..., list[int]], manager: Any, request: Any, spec_tokens: list[int]) -> list[int]:
     """StructuredOutputManager.validate_tokens, which tells the scheduler what is left of a draft."""
-
-    @wraps(validate)
-    def validate_tokens(manager: Any, request: Any, spec_tokens: list[int]) -> list[int]:
-        allowed = validate(manager, request, spec_tokens)
-        if not stay(manager.vllm_config):
-            return allowed
-        first_refused = spec_tokens[len(allowed) : len(allowed) + 1]
-        return [*allowed, *[token_id for token_id in first_refused if token_id != NO_DRAFT]]
-
-    return validate_tokens
+    allowed = validate(manager, request, spec_tokens)
+    if not stay(manager.vllm_config):
+        return allowed
+    first_refused = spec_tokens[len(allowed) : len(allowed) + 1]
+    return [*allowed, *[token_id for token_id in first_refused if token_id != NO_DRAFT]]
 
 
-def without_refused(fill: Callable[..., Any], validate: Callable[..., list[int]]) -> Callable[..., Any]:
+def without_refused(
+    validate: Callable[..., list[int]],
+    fill: Callable[..., Any],
+    manager: Any,
+    requests: Mapping[str, Any],
+    request_ids: Sequence[str],
+    drafts: dict[str, list[int]],
+) -> Any:
     """StructuredOutputManager.grammar_bitmask, which logs an error for each draft that its grammar refuses.
 
-    A place without a draft gets the same mask. validate: the original `validate_tokens`.
+    A place without a draft gets the same mask. validate, fill: the original `validate_tokens` and `grammar_bitmask`.
     """
-
-    @wraps(fill)
-    def grammar_bitmask(
-        manager: Any, requests: Mapping[str, Any], request_ids: Sequence[str], drafts: dict[str, list[int]]
-    ) -> Any:
-        if stay(manager.vllm_config):
-            drafts = dict(drafts)
-            for request_id in drafts.keys() & set(request_ids):
-                ids = drafts[request_id]
-                allowed = validate(manager, requests[request_id], ids)
-                drafts[request_id] = [*allowed, *[NO_DRAFT] * (len(ids) - len(allowed))]
-        return fill(manager, requests, request_ids, drafts)
-
-    return grammar_bitmask
+    if stay(manager.vllm_config):
+        drafts = dict(drafts)
+        for request_id in drafts.keys() & set(request_ids):
+            ids = drafts[request_id]
+            allowed = validate(manager, requests[request_id], ids)
+            drafts[request_id] = [*allowed, *[NO_DRAFT] * (len(ids) - len(allowed))]
+    return fill(manager, requests, request_ids, drafts)

@@ -6,10 +6,9 @@ Installed once per process, by the first drafter. Runners without one of ours be
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from functools import cache, wraps
+from functools import cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,34 +16,21 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from specdec.sdk.needs import Needs
-
-from ..vllm_shared.driver import Driver
-from ..vllm_shared.engine_step import EngineStep, ask_for_states
-from ..vllm_shared.wrapping import wrap
+from ..vllm_shared.engine_step import ask_for_states
+from ..vllm_shared.wrapping import around, wrap
+from .drafter import Drafter
 from .step import read_step
 
 
-class Drafter(Protocol):
-    """What the hooks use of a runner's drafter."""
-
-    needs: Needs
-    driver: Driver
-    exit: ExitStack
-    wants_logits: bool
-    may_begin_late: bool
-    logits: Tensor | None
-    step: EngineStep | None
-
-
 @cache
-def install(drafter_class: type[Drafter]) -> None:
-    """Wrap, once, for runners whose drafter is of this class."""
+def install() -> None:
+    """Wrap, once, for runners whose drafter is ours."""
     for name, replacement in REPLACEMENTS.items():
-        wrap(GPUModelRunner, name, replacement, "drafter", drafter_class)
+        wrap(GPUModelRunner, name, replacement, "drafter", Drafter)
     if current_platform.is_cpu():
+        constrain = rejection_sampler.apply_sampling_constraints
+        rejection_sampler.apply_sampling_constraints = around(constrain, _apply_sampling_constraints)
         rejection_sampler.expand_batch_to_tokens = _expand_batch_to_tokens
-        rejection_sampler.apply_sampling_constraints = _skipping_no_rows(rejection_sampler.apply_sampling_constraints)
 
 
 def _update_states(drafter: Drafter, original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
@@ -111,11 +97,6 @@ def _expand_batch_to_tokens(
     return torch.where(x == replace_from, replace_to, x).to(x.dtype).repeat_interleave(counts, output_size=num_tokens)
 
 
-def _skipping_no_rows(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _apply_sampling_constraints(original: Callable[..., Tensor], logits: Tensor, *others: Any) -> Tensor:
     """A step without a draft has no row to filter, and vLLM's top-k on a CPU then asks for the maximum of nothing."""
-
-    @wraps(original)
-    def wrapped(logits: Tensor, cu_num_draft_tokens: Tensor, sampling_metadata: Any) -> Tensor:
-        return original(logits, cu_num_draft_tokens, sampling_metadata) if len(logits) else logits
-
-    return wrapped
+    return original(logits, *others) if len(logits) else logits

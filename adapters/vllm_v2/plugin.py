@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial
 from typing import Any, Literal
 
 from specdec.sdk.errors import PluginLoadError, message
@@ -20,6 +20,7 @@ from specdec.sdk.extensions import DraftKV
 
 from ..vllm import is_ours, method_of
 from ..vllm_shared import refused_drafts
+from ..vllm_shared.wrapping import around
 from .compatibility import facts_of, v2_differences
 
 CANNOT = "this vLLM's V2 model runner is not the one that the adapter was written for"
@@ -59,19 +60,19 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.worker.gpu import spec_decode
 
-    listed = "_get_v2_model_runner_unsupported_features"
-    module = sys.modules[VllmConfig.__module__]
-    validate, fill = StructuredOutputManager.validate_tokens, StructuredOutputManager.grammar_bitmask
-    return [
-        (VllmConfig, listed, _supported(getattr(VllmConfig, listed))),
-        (VllmConfig, "__post_init__", _planned(VllmConfig.__post_init__, module)),
-        (VllmConfig, "num_lookahead_tokens", property(_lookahead(VllmConfig.num_lookahead_tokens.fget))),
-        (SpeculativeConfig, "__post_init__", _as_written(SpeculativeConfig.__post_init__)),
-        (SpeculativeConfig, "use_eagle_block_drop", _block_drop(SpeculativeConfig.use_eagle_block_drop)),
-        (spec_decode, "init_speculator", _init_speculator(spec_decode.init_speculator)),
-        (StructuredOutputManager, "validate_tokens", refused_drafts.keeping(validate)),
-        (StructuredOutputManager, "grammar_bitmask", refused_drafts.without_refused(fill, validate)),
+    without_refused = partial(refused_drafts.without_refused, StructuredOutputManager.validate_tokens)
+    functions: list[tuple[Any, str, Callable[..., Any]]] = [
+        (VllmConfig, "_get_v2_model_runner_unsupported_features", _unsupported),
+        (VllmConfig, "__post_init__", partial(_post_init, sys.modules[VllmConfig.__module__])),
+        (SpeculativeConfig, "__post_init__", _check_as_written),
+        (SpeculativeConfig, "use_eagle_block_drop", _use_eagle_block_drop),
+        (spec_decode, "init_speculator", _init_speculator),
+        (StructuredOutputManager, "validate_tokens", refused_drafts.keeping),
+        (StructuredOutputManager, "grammar_bitmask", without_refused),
     ]
+    wrapped = [(owner, name, around(getattr(owner, name), replacement)) for owner, name, replacement in functions]
+    lookahead = property(around(VllmConfig.num_lookahead_tokens.fget, _num_lookahead_tokens))
+    return [*wrapped, (VllmConfig, "num_lookahead_tokens", lookahead)]
 
 
 def forced() -> bool:
@@ -81,41 +82,33 @@ def forced() -> bool:
     return bool(vllm.envs.VLLM_USE_V2_MODEL_RUNNER)
 
 
-def _as_written(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @wraps(original)
-    def post_init(speculative: Any) -> Any:
-        """Check what the user wrote, before vLLM fills in the rest."""
-        if _names_us(speculative.model):
-            from ..vllm_shared.ignored_keys import refuse_ignored
-            from .wrong_class import refuse_wrong_class
+def _check_as_written(original: Callable[[Any], Any], speculative: Any) -> Any:
+    """Check what the user wrote, before vLLM fills in the rest."""
+    if _names_us(speculative.model):
+        from ..vllm_shared.ignored_keys import refuse_ignored
+        from .wrong_class import refuse_wrong_class
 
-            refuse_wrong_class(speculative)
-            refuse_ignored(speculative)
-        return original(speculative)
-
-    return post_init
+        refuse_wrong_class(speculative)
+        refuse_ignored(speculative)
+    return original(speculative)
 
 
 def _names_us(model: object) -> bool:
     return isinstance(model, str) and model.partition(".")[0] == "specdec"
 
 
-def _supported(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
-    @wraps(original)
-    def unsupported(config: Any) -> list[str]:
-        """vLLM's list without `custom_class`, where the class is ours and this vLLM is one that we know."""
-        found = original(config)
-        if not is_ours(config.speculative_config):
-            return found
-        differing = v2_differences()
-        if differing and forced():
-            raise PluginLoadError("SD-E238", CANNOT, facts_of(differing))
-        if differing:
-            logger.warning("%s", message("SD-W238", CANNOT, facts_of(differing)))
-            return found
-        return [each for each in found if "'custom_class'" not in each] + _amiss(config)
-
-    return unsupported
+def _unsupported(original: Callable[[Any], list[str]], config: Any) -> list[str]:
+    """vLLM's list without `custom_class`, where the class is ours and this vLLM is one that we know."""
+    found = original(config)
+    if not is_ours(config.speculative_config):
+        return found
+    differing = v2_differences()
+    if differing and forced():
+        raise PluginLoadError("SD-E238", CANNOT, facts_of(differing))
+    if differing:
+        logger.warning("%s", message("SD-W238", CANNOT, facts_of(differing)))
+        return found
+    return [each for each in found if "'custom_class'" not in each] + _amiss(config)
 
 
 def _amiss(config: Any) -> list[str]:
@@ -123,31 +116,27 @@ def _amiss(config: Any) -> list[str]:
     return [] if config.lora_config is None else ["LoRA adapters where several rows of a request are verified"]
 
 
-def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], None]:
-    @wraps(original)
-    def post_init(config: Any) -> None:
-        """Asynchronous scheduling is granted by the method's name. What every process must know is decided here."""
-        if is_ours(config.speculative_config):
-            from ..vllm_shared import request_check, workers_page
+def _post_init(module: Any, original: Callable[[Any], None], config: Any) -> None:
+    """Asynchronous scheduling is granted by the method's name. What every process must know is decided here."""
+    if is_ours(config.speculative_config):
+        from ..vllm_shared import request_check, workers_page
 
-            request_check.install()
-            workers_page.show()
-            if refused_drafts.must_stay(config):
-                config.additional_config = {**config.additional_config, refused_drafts.KEY: True}
-        if not is_ours(config.speculative_config) or not config.use_v2_model_runner:
-            original(config)
-            return
-        if KEY not in config.additional_config:
-            config.additional_config = {**config.additional_config, KEY: _plan_of(config)}
-        object.__setattr__(config.speculative_config, DROPS, config.additional_config[KEY]["drops_last_block"])
-        names = module.NgramGPUTypes
-        module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
-        try:
-            original(config)
-        finally:
-            module.NgramGPUTypes = names
-
-    return post_init
+        request_check.install()
+        workers_page.show()
+        if refused_drafts.must_stay(config):
+            config.additional_config = {**config.additional_config, refused_drafts.KEY: True}
+    if not is_ours(config.speculative_config) or not config.use_v2_model_runner:
+        original(config)
+        return
+    if KEY not in config.additional_config:
+        config.additional_config = {**config.additional_config, KEY: _plan_of(config)}
+    object.__setattr__(config.speculative_config, DROPS, config.additional_config[KEY]["drops_last_block"])
+    names = module.NgramGPUTypes
+    module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
+    try:
+        original(config)
+    finally:
+        module.NgramGPUTypes = names
 
 
 def _plan_of(config: Any) -> dict[str, object]:
@@ -163,38 +152,23 @@ def _plan_of(config: Any) -> dict[str, object]:
     }
 
 
-def _lookahead(original: Callable[[Any], int]) -> Callable[[Any], int]:
-    @wraps(original)
-    def num_lookahead_tokens(config: Any) -> int:
-        """Slots past the newest token in vLLM's pages, for the KV of drafts."""
-        return int(config.additional_config[KEY]["lookahead"]) if _is_planned(config) else original(config)
-
-    return num_lookahead_tokens
+def _num_lookahead_tokens(original: Callable[[Any], int], config: Any) -> int:
+    """Slots past the newest token in vLLM's pages, for the KV of drafts."""
+    is_planned = is_ours(config.speculative_config) and KEY in config.additional_config
+    return int(config.additional_config[KEY]["lookahead"]) if is_planned else original(config)
 
 
-def _is_planned(config: Any) -> bool:
-    return is_ours(config.speculative_config) and KEY in config.additional_config
+def _use_eagle_block_drop(original: Callable[[Any], bool], speculative: Any) -> bool:
+    """Whether the last cached block is computed anew: its last row was computed from the token after the block."""
+    return bool(getattr(speculative, DROPS, False)) or original(speculative)
 
 
-def _block_drop(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    @wraps(original)
-    def use_eagle_block_drop(speculative: Any) -> bool:
-        """Whether the last cached block is computed anew: its last row was computed from the token after the block."""
-        return bool(getattr(speculative, DROPS, False)) or original(speculative)
+def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any, req_states: Any) -> Any:
+    """Called while the runner is made."""
+    if not is_ours(vllm_config.speculative_config):
+        return original(vllm_config, device, req_states)
+    from .hooks import install
+    from .speculator import Speculator
 
-    return use_eagle_block_drop
-
-
-def _init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
-        """Called while the runner is made."""
-        if not is_ours(vllm_config.speculative_config):
-            return original(vllm_config, device, req_states)
-        from .hooks import install
-        from .speculator import Speculator
-
-        install()
-        return Speculator(vllm_config, device, req_states)
-
-    return init_speculator
+    install()
+    return Speculator(vllm_config, device, req_states)
