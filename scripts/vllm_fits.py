@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specdec.adapters.vllm_v2.compatibility import TRIED_VERSIONS, differences, installed_vllm
+from specdec.adapters.vllm_shared.source import TRIED_VERSIONS, installed_vllm
+from specdec.adapters.vllm_v2.compatibility import differences
 
 
 def main(folder: Path) -> int:

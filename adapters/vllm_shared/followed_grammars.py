@@ -17,13 +17,13 @@ from specdec.core.host import Grammars, Request, RequestGrammar, registry
 from specdec.sdk.errors import RequestError, SpecdecError
 from specdec.sdk.structured_outputs import StructuredOutputs, Vocabulary
 
+from .source import KINDS
+
 BACKEND = "xgrammar"
 """What vLLM compiles with where it may choose. Of its backends we have this one."""
 
 MOST_SECONDS = 1.0
 """Of compiling one, while all requests of the worker wait. vLLM's scheduler compiles beside its steps."""
-
-KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 logger = logging.getLogger("specdec")
 

@@ -1,37 +1,24 @@
-"""Whether a vLLM has the V2 runner that this adapter was written for. Read from its source: nothing of it is imported.
-
-So the first process can ask before any runner is loaded, and `scripts/vllm_fits.py` can ask of a vLLM that is not
-installed.
-"""
+"""Whether a vLLM has the V2 runner that this adapter was written for."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-TRIED_VERSIONS = ("0.32.0",)
+from ..vllm_shared import source
+from ..vllm_shared.source import TRIED_VERSIONS, Names, installed_vllm
 
 _GPU = "v1/worker/gpu"
 _RUNNER = f"{_GPU}/model_runner.py:GPUModelRunner"
 _SPECULATOR = f"{_GPU}/spec_decode/speculator.py"
-_GRAMMARS = "v1/structured_output/__init__.py:StructuredOutputManager"
 
-PARAMETERS: Mapping[str, tuple[str, ...]] = {
+PARAMETERS: Names = source.PARAMETERS | {
     "config/vllm.py:VllmConfig.__post_init__": ("self",),
     "config/vllm.py:VllmConfig._get_v2_model_runner_unsupported_features": ("self",),
     "config/vllm.py:VllmConfig.num_lookahead_tokens": ("self",),
     "config/speculative.py:SpeculativeConfig.__post_init__": ("self",),
     "config/speculative.py:SpeculativeConfig.use_eagle_block_drop": ("self",),
-    f"{_GRAMMARS}.validate_tokens": ("self", "request", "spec_tokens"),
-    f"{_GRAMMARS}.grammar_bitmask": (
-        "self",
-        "requests",
-        "structured_output_request_ids",
-        "scheduled_spec_decode_tokens",
-    ),
     f"{_GPU}/spec_decode/__init__.py:init_speculator": ("vllm_config", "device", "req_states"),
     f"{_RUNNER}.load_model": ("self", "load_dummy_weights"),
     f"{_RUNNER}.finish_requests": ("self", "scheduler_output"),
@@ -78,8 +65,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """Functions of vLLM that are wrapped, called or written anew, and their parameters."""
 
-MEMBERS: Mapping[str, tuple[str, ...]] = {
-    _GRAMMARS: ("vllm_config",),
+MEMBERS: Names = source.MEMBERS | {
     _RUNNER: ("speculator", "use_aux_hidden_state_outputs", "draft_tokens_handler", "req_states"),
     f"{_SPECULATOR}:DraftModelSpeculator": (
         "vllm_config",
@@ -113,7 +99,6 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         "input_ids",
         "positions",
     ),
-    "v1/engine/input_processor.py:InputProcessor": ("process_inputs", "vllm_config"),
     "v1/core/sched/output.py:NewRequestData": (
         "req_id",
         "prefill_token_ids",
@@ -131,34 +116,10 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     ),
     "v1/kv_cache_interface.py:UniformTypeKVCacheSpecs": ("kv_cache_specs",),
     "v1/outputs.py:DraftTokenIds": ("req_ids", "draft_token_ids"),
-    "sampling_params.py:SamplingParams": ("structured_outputs",),
-    "sampling_params.py:StructuredOutputsParams": (
-        "json",
-        "json_object",
-        "regex",
-        "choice",
-        "grammar",
-        "structural_tag",
-        "_backend",
-    ),
-    "config/structured_outputs.py:StructuredOutputsConfig": (
-        "backend",
-        "disable_any_whitespace",
-        "reasoning_parser",
-        "enable_in_reasoning",
-    ),
     "config/speculative.py:": ("NgramGPUTypes",),
     "model_executor/models/extract_hidden_states.py:": ("CacheOnlyAttentionBackend",),
 }
 """Classes and modules of vLLM, and what is read of them."""
-
-
-def installed_vllm() -> Path:
-    """The folder of the package. Raises ModuleNotFoundError."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("vLLM is not installed", name="vllm")
-    return Path(spec.submodule_search_locations[0])
 
 
 @cache
@@ -169,19 +130,7 @@ def v2_differences() -> tuple[str, ...]:
 
 def differences(package: Path) -> list[str]:
     """How the vLLM in a folder differs from what is relied on; [] if it does not."""
-    sources = _Sources(package)
-    lines = []
-    for place, expected in PARAMETERS.items():
-        found = sources.parameters(place)
-        if found is None:
-            lines.append(f"{place} is gone")
-        elif found != expected:
-            lines.append(f"{place}({', '.join(found)}), expected ({', '.join(expected)})")
-    for place, expected in MEMBERS.items():
-        missing = [name for name in expected if name not in sources.members(place)]
-        if missing:
-            lines.append(f"{place} has no {', '.join(missing)}")
-    return lines
+    return source.differences(package, PARAMETERS, MEMBERS)
 
 
 def facts_of(differing: Sequence[str]) -> dict[str, str]:
@@ -192,50 +141,3 @@ def facts_of(differing: Sequence[str]) -> dict[str, str]:
         "fix": f"install vLLM {TRIED_VERSIONS[-1]}, or a specdec-sdk written for this one",
         "also": "VLLM_USE_V2_MODEL_RUNNER=0 runs the proposer in the V1 runner, which vLLM takes itself where it may",
     }
-
-
-class _Sources:
-    """Definitions by `file:Class.method`, `file:function`, `file:Class` or `file:`."""
-
-    def __init__(self, package: Path) -> None:
-        self._package = package
-        self._trees: dict[str, ast.Module | None] = {}
-
-    def parameters(self, place: str) -> tuple[str, ...] | None:
-        """A function's parameters without *args and **kwargs. None means that there is no such function."""
-        node = self._find(place)
-        if not isinstance(node, ast.FunctionDef):
-            return None
-        given = node.args
-        named = [each.arg for each in (*given.posonlyargs, *given.args)]
-        optional = {each.arg for each, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value}
-        return (*named, *[each.arg for each in given.kwonlyargs if each.arg not in optional])
-
-    def members(self, place: str) -> set[str]:
-        """Names that a class or module defines, imports or assigns, those on `self` included; none if it is gone."""
-        node = self._find(place)
-        return set() if node is None else {name for each in ast.walk(node) for name in _names(each)}
-
-    def _find(self, place: str) -> ast.AST | None:
-        file, _, path = place.partition(":")
-        if file not in self._trees:
-            source = self._package / file
-            self._trees[file] = ast.parse(source.read_text()) if source.is_file() else None
-        node: ast.AST | None = self._trees[file]
-        for name in filter(None, path.split(".")):
-            definitions = [] if node is None else [each for each in ast.iter_child_nodes(node) if _defines(each, name)]
-            node = definitions[-1] if definitions else None
-        return node
-
-
-def _defines(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-        yield node.attr

@@ -1,40 +1,63 @@
-"""The check at load, against the vLLM that is installed."""
+"""The check at load, against the vLLM that is installed and against one that is written for it."""
 
 from __future__ import annotations
 
 import logging
+import sys
+from types import ModuleType
 
 import pytest
+from vllm_source import edit, write_vllm
 
-from specdec.adapters.vllm_v1.compatibility import TRIED_VERSIONS, check_vllm
+from specdec.adapters.vllm_shared import source
+from specdec.adapters.vllm_shared.source import TRIED_VERSIONS
+from specdec.adapters.vllm_v1.compatibility import MEMBERS, PARAMETERS, check_vllm
 from specdec.sdk.errors import PluginLoadError
 
-pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # vLLM's own warnings
+
+@pytest.fixture
+def vllm(tmp_path, monkeypatch):
+    """A vLLM with all that is relied on, and nothing else: its module and its folder."""
+    module = ModuleType("vllm")
+    module.__version__ = f"{TRIED_VERSIONS[-1]}+cpu"
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(source, "installed_vllm", lambda: tmp_path)
+    write_vllm(tmp_path, PARAMETERS, MEMBERS)
+    return module, tmp_path
 
 
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "specdec"]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # vLLM's own warnings
 def test_the_vllm_that_was_tried_is_taken_without_a_word(caplog):
     check_vllm()
-    assert [record for record in caplog.records if record.name == "specdec"] == []
+    assert said(caplog) == []
 
 
-def test_another_version_with_the_same_signatures_is_taken_with_a_warning(caplog, monkeypatch):
-    import vllm
-
-    monkeypatch.setattr(vllm, "__version__", "0.99.0+cpu")
+def test_another_version_with_the_same_signatures_is_taken_with_a_warning(vllm, caplog):
+    check_vllm()
+    assert said(caplog) == []
+    module, _ = vllm
+    module.__version__ = "0.99.0+cpu"
     with caplog.at_level(logging.WARNING, "specdec"):
         check_vllm()
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == "specdec"]
+    (warning,) = said(caplog)
     assert "SD-W195" in warning
     assert "0.99.0" in warning
     assert TRIED_VERSIONS[-1] in warning
 
 
-def test_a_method_that_is_another_now_stops_the_load_with_both_signatures(monkeypatch):
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    monkeypatch.setattr(GPUModelRunner, "_update_states", lambda self, output, more: None)
-    monkeypatch.delattr(GPUModelRunner, "_get_spec_decode_draft_probs")
+def test_a_method_that_is_another_now_stops_the_load_with_both_signatures(vllm):
+    _, folder = vllm
+    runner = "v1/worker/gpu_model_runner.py"
+    edit(folder, runner, "_update_states(self, scheduler_output", "_update_states(self, output, more")
+    edit(folder, runner, "def _get_spec_decode_draft_probs", "def _get_probs")
+    edit(folder, "v1/core/sched/output.py", "    finished_req_ids: int\n", "")
     with pytest.raises(PluginLoadError, match="SD-E195") as refused:
         check_vllm()
     assert "_update_states(self, output, more), expected (self, scheduler_output)" in str(refused.value)
     assert "_get_spec_decode_draft_probs is gone" in str(refused.value)
+    assert "SchedulerOutput has no finished_req_ids" in str(refused.value)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections import defaultdict
 from types import ModuleType
 
 import pytest
 from scripts.vllm_fits import main
+from vllm_source import edit, write_vllm
 
 from specdec.adapters.vllm_v2.compatibility import MEMBERS, PARAMETERS, differences
 from specdec.adapters.vllm_v2.plugin import register
@@ -16,27 +15,7 @@ from specdec.adapters.vllm_v2.plugin import register
 
 @pytest.fixture
 def package(tmp_path):
-    """The package `vllm` with all that is relied on, and nothing else."""
-    bodies = defaultdict(list)  # by file and class
-    for place, names in PARAMETERS.items():
-        file, _, path = place.partition(":")
-        owner, _, name = path.rpartition(".")
-        bodies[file, owner].append(f"def {name}({', '.join(names)}, *args, another=None, **kwargs): ...")
-    for place, names in MEMBERS.items():
-        bodies[tuple(place.split(":"))] += [f"{name}: int" for name in names]
-    for (file, owner), lines in bodies.items():
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        with (tmp_path / file).open("a") as source:
-            head, indent = (f"class {owner}:\n", "    ") if owner else ("", "")
-            source.write(head + "".join(f"{indent}{line}\n" for line in lines))
-    return tmp_path
-
-
-def edit(package, file, old, new):
-    source = (package / file).read_text()
-    assert old in source
-    ast.parse(source.replace(old, new))
-    (package / file).write_text(source.replace(old, new))
+    return write_vllm(tmp_path, PARAMETERS, MEMBERS)
 
 
 RUNNER = "v1/worker/gpu/model_runner.py"

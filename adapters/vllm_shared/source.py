@@ -1,0 +1,119 @@
+"""What vLLM's source defines. Read as a text: nothing of it is imported.
+
+So the first process can ask before any runner is loaded, and `scripts/vllm_fits.py` can ask of a vLLM that is not
+installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+TRIED_VERSIONS = ("0.32.0",)
+
+Names = Mapping[str, tuple[str, ...]]
+"""By `file:Class.method`, `file:function`, `file:Class` or `file:`: a function's parameters, or what is read of it."""
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+"""Of grammars, and what vLLM's StructuredOutputsParams calls them."""
+
+_GRAMMARS = "v1/structured_output/__init__.py:StructuredOutputManager"
+
+PARAMETERS: Names = {
+    f"{_GRAMMARS}.validate_tokens": ("self", "request", "spec_tokens"),
+    f"{_GRAMMARS}.grammar_bitmask": (
+        "self",
+        "requests",
+        "structured_output_request_ids",
+        "scheduled_spec_decode_tokens",
+    ),
+}
+"""Functions of vLLM that are wrapped for both of its runners, and their parameters."""
+
+MEMBERS: Names = {
+    _GRAMMARS: ("vllm_config",),
+    "v1/engine/input_processor.py:InputProcessor": ("process_inputs", "vllm_config"),
+    "sampling_params.py:SamplingParams": ("structured_outputs",),
+    "sampling_params.py:StructuredOutputsParams": (*KINDS, "_backend"),
+    "config/structured_outputs.py:StructuredOutputsConfig": (
+        "backend",
+        "disable_any_whitespace",
+        "reasoning_parser",
+        "enable_in_reasoning",
+    ),
+}
+"""Classes of vLLM, and what is read of them for both of its runners."""
+
+
+def installed_vllm() -> Path:
+    """The folder of the package. Raises ModuleNotFoundError."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("vLLM is not installed", name="vllm")
+    return Path(spec.submodule_search_locations[0])
+
+
+def differences(package: Path, parameters: Names, members: Names) -> list[str]:
+    """How the vLLM in a folder differs from what is relied on; [] if it does not."""
+    sources = _Sources(package)
+    lines = []
+    for place, expected in parameters.items():
+        found = sources.parameters(place)
+        if found is None:
+            lines.append(f"{place} is gone")
+        elif found != expected:
+            lines.append(f"{place}({', '.join(found)}), expected ({', '.join(expected)})")
+    for place, expected in members.items():
+        missing = [name for name in expected if name not in sources.members(place)]
+        if missing:
+            lines.append(f"{place} has no {', '.join(missing)}")
+    return lines
+
+
+class _Sources:
+    """Definitions by `file:Class.method`, `file:function`, `file:Class` or `file:`."""
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def parameters(self, place: str) -> tuple[str, ...] | None:
+        """A function's parameters without *args and **kwargs. None means that there is no such function."""
+        node = self._find(place)
+        if not isinstance(node, ast.FunctionDef):
+            return None
+        given = node.args
+        named = [each.arg for each in (*given.posonlyargs, *given.args)]
+        optional = {each.arg for each, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value}
+        return (*named, *[each.arg for each in given.kwonlyargs if each.arg not in optional])
+
+    def members(self, place: str) -> set[str]:
+        """Names that a class or module defines, imports or assigns, those on `self` included; none if it is gone."""
+        node = self._find(place)
+        return set() if node is None else {name for each in ast.walk(node) for name in _names(each)}
+
+    def _find(self, place: str) -> ast.AST | None:
+        file, _, path = place.partition(":")
+        if file not in self._trees:
+            source = self._package / file
+            self._trees[file] = ast.parse(source.read_text()) if source.is_file() else None
+        node: ast.AST | None = self._trees[file]
+        for name in filter(None, path.split(".")):
+            definitions = [] if node is None else [each for each in ast.iter_child_nodes(node) if _defines(each, name)]
+            node = definitions[-1] if definitions else None
+        return node
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr
