@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.core.host import DraftReport, TakenDrafts, rejection
+from specdec.core.host import TakenDrafts, rejection
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,3 @@ class UnreadDrafts:
     numbers: Tensor  # [P, 3 + K] int64, what the host reads of them with its next read
     distributions: rejection.DraftDistributions | None  # of the P requests. None: every draft is one-hot
     taken: TakenDrafts
-
-    def reports(self, numbers: Sequence[Sequence[int]]) -> list[DraftReport]:
-        """What the host has read of them."""
-        return self.taken.reports(numbers)
-
-    def verified(self, reports: Sequence[DraftReport]) -> dict[str, list[int]]:
-        """The tokens that vLLM was given, by request."""
-        return dict(zip(self.request_ids, self.taken.verified(reports), strict=True))

@@ -13,7 +13,7 @@ from ..vllm_shared.engine_step import EngineStep
 from ..vllm_shared.unread_drafts import UnreadDrafts
 from .agreement import Agreement
 from .distributions import put_certain, put_logits
-from .step import Outputs, StepReader
+from .step import StepReader
 
 
 class Drafting:
@@ -35,15 +35,16 @@ class Drafting:
         num_sampled: Tensor,
         last_sampled: Tensor,
         temperature: Tensor,
-        outputs: Outputs,
+        hidden: Sequence[Tensor],
+        logits: Tensor | None,
         most: int,
     ) -> Tensor:
         """Slots [B, K] int64 on the device, in the order of vLLM's InputBatch, where each holds a token id.
 
-        num_sampled: [B]. last_sampled: [rows, 1]. temperature: [rows]. most: drafts that vLLM
-        verifies in the next step.
+        num_sampled: [B]. last_sampled: [rows, 1]. temperature: [rows]. hidden, logits: as `EngineStep` has them. most:
+        drafts that vLLM verifies in the next step.
         """
-        step, sampled, reports = self._reader.read(batch, num_sampled, outputs, most, self._unread)
+        step, sampled, reports = self._reader.read(batch, num_sampled, hidden, logits, most, self._unread)
         self._driver.check(step)
         if self._unread is not None:
             self._driver.check_late(self._unread, reports)

@@ -20,7 +20,7 @@ from .agreement import Agreement
 from .drafting import Drafting
 from .pages import Pages
 from .requests import Requests
-from .step import Outputs, StepReader
+from .step import StepReader
 
 
 class Speculator(DraftModelSpeculator):  # type: ignore[misc]
@@ -123,5 +123,4 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         if self._prepared.wants_logits:  # computed anew: vLLM's sampler writes into its own
             logits = self._target.compute_logits(last_hidden_states[input_batch.logits_indices])
         most = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
-        outputs = Outputs(hidden, logits)
-        return self._drafting.drafts(input_batch, num_sampled, last_sampled, temperature, outputs, most)
+        return self._drafting.drafts(input_batch, num_sampled, last_sampled, temperature, hidden, logits, most)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,14 +13,6 @@ from specdec.core.host import DraftReport, upload
 from ..vllm_shared.engine_step import EngineStep
 from ..vllm_shared.unread_drafts import UnreadDrafts
 from .requests import Requests
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What the target computed in a step."""
-
-    hidden: Sequence[Tensor]  # L of [N, H], as the proposer declared them
-    logits: Tensor | None  # [rows, V] of the rows that were sampled from, filled slots too. None: unwanted
 
 
 class StepReader:
@@ -35,17 +26,21 @@ class StepReader:
         self._places = torch.arange(num_slots + 1, device=states.device)
 
     def read(
-        self, batch: Any, num_sampled: Tensor, outputs: Outputs, most: int, unread: UnreadDrafts | None = None
+        self,
+        batch: Any,
+        num_sampled: Tensor,
+        hidden: Sequence[Tensor],
+        logits: Tensor | None,
+        most: int,
+        unread: UnreadDrafts | None = None,
     ) -> tuple[EngineStep, list[list[int]], list[DraftReport]]:
         """The step, each request's output tokens ([] in the middle of a prompt), and what `unread` was.
 
-        batch: vLLM's InputBatch. num_sampled: [B]. most: drafts that vLLM verifies in the next step. unread: those of
-        the step before; None: they were read.
+        batch: vLLM's InputBatch. num_sampled: [B]. hidden, logits: as `EngineStep` has them. most: drafts that vLLM
+        verifies in the next step. unread: those of the step before; None: they were read.
         """
         facts, numbers = self._facts(batch, num_sampled, unread)
-        reports = [] if unread is None else unread.reports(numbers)
-        if unread is not None:
-            self._note(unread.verified(reports))
+        reports = [] if unread is None else self._note(unread, numbers)
         sampled = [tokens[:count] for count, _, *tokens in facts]
         scheduled = batch.num_draft_tokens_per_req
         counts = [0] * batch.num_reqs if scheduled is None else scheduled.tolist()
@@ -61,10 +56,10 @@ class StepReader:
             drafts=drafts,
             input_ids=batch.input_ids,
             input_positions=batch.positions,
-            hidden=outputs.hidden,
+            hidden=hidden,
             num_draft_tokens=most,
-            logits=outputs.logits,
-            first_rows=() if outputs.logits is None else batch.cu_num_logits_np[:-1].tolist(),
+            logits=logits,
+            first_rows=() if logits is None else batch.cu_num_logits_np[:-1].tolist(),
         )
         return step, sampled, reports
 
@@ -95,10 +90,13 @@ class StepReader:
         """[B, K] bool for lengths [B]."""
         return self._places[:-1] < lengths[:, None]
 
-    def _note(self, drafts: Mapping[str, list[int]]) -> None:
-        for request_id, ids in drafts.items():
+    def _note(self, unread: UnreadDrafts, numbers: Sequence[Sequence[int]]) -> list[DraftReport]:
+        """Note the tokens that vLLM was given."""
+        reports = unread.taken.reports(numbers)
+        for request_id, ids in zip(unread.request_ids, unread.taken.verified(reports), strict=True):
             if request_id in self._requests:
                 self._requests[request_id].drafts[:] = ids
+        return reports
 
     def _facts(
         self, batch: Any, num_sampled: Tensor, unread: UnreadDrafts | None

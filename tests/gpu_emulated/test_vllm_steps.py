@@ -20,7 +20,7 @@ from specdec.adapters.vllm_shared.rows import RequestRows
 from specdec.adapters.vllm_v2.agreement import Agreement
 from specdec.adapters.vllm_v2.drafting import Drafting
 from specdec.adapters.vllm_v2.requests import Requests
-from specdec.adapters.vllm_v2.step import Outputs, StepReader
+from specdec.adapters.vllm_v2.step import StepReader
 from specdec.core.host import Speculation, registry
 from specdec.testing.fakes import fake_target_info
 
@@ -109,7 +109,7 @@ class Runner:
         newest = torch.tensor([[self.texts[each][-1]] for each in sorted(self.rows, key=self.rows.get)])
         last_sampled = torch.zeros(NUM_ROWS, 1, dtype=torch.int64)
         last_sampled[sorted(self.rows.values())] = newest
-        given = batch, sampled, last_sampled.to(self.device), self.temperature, Outputs(hidden, None), K
+        given = batch, sampled, last_sampled.to(self.device), self.temperature, hidden, None, K
         with torch.inference_mode():
             slots = counting(lambda: self.drafting.drafts(*given)) if counting else self.drafting.drafts(*given)
         self.slots[batch.idx_mapping] = slots

@@ -14,13 +14,10 @@ from specdec.adapters.vllm_shared.ignored_keys import refuse_ignored
 from specdec.adapters.vllm_shared.prepare import Prepared
 from specdec.adapters.vllm_shared.rows import RequestRows, _draft_seed
 from specdec.adapters.vllm_shared.supervised_host import Retries
-from specdec.adapters.vllm_shared.unread_drafts import UnreadDrafts
 from specdec.adapters.vllm_shared.workers_page import SUFFIX, Workers
 from specdec.adapters.vllm_shared.wrapping import wrap
 from specdec.adapters.vllm_v2.agreement import Agreement
 from specdec.adapters.vllm_v2.wrong_class import refuse_wrong_class
-from specdec.core.proposing.draft_store import DistributionBuffers, StoredDraft, TakenDrafts
-from specdec.core.proposing.draft_table import DraftReport
 from specdec.core.request.metrics import EngineMetrics
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import PluginId
@@ -159,14 +156,6 @@ def test_the_first_ranks_drafts_are_taken_and_the_first_difference_is_told_once(
     logits = torch.zeros(3, 2)
     agreement.on_rows(logits, torch.tensor([0, 2]))
     assert logits.tolist() == [[1, 1], [0, 0], [1, 1]]
-
-
-def test_what_vllm_was_given_stands_under_the_requests():
-    stored = [StoredDraft(1, 2, frozenset(), DraftReport(2, 2, 0, [7, 8])), StoredDraft(1, 3, frozenset(), None)]
-    taken = TakenDrafts([0, 1], stored, [2, 3], None, DistributionBuffers.none())
-    unread = UnreadDrafts(["a", "b"], torch.tensor([1, 0]), torch.empty(2, 3), torch.empty(2, 6), None, taken)
-    reports = unread.reports([[], [3, 2, 0, 4, 5, -1]])
-    assert unread.verified(reports) == {"a": [7, 8], "b": [4, 5]}
 
 
 def test_rows_of_ones_own_have_room_for_the_longest_text_and_what_is_drafted_behind_it():

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.adapters.vllm_shared.unread_drafts import UnreadDrafts
 from specdec.adapters.vllm_v2.distributions import put_certain, put_logits
 from specdec.adapters.vllm_v2.requests import Requests, Running
-from specdec.adapters.vllm_v2.step import Outputs, StepReader
+from specdec.adapters.vllm_v2.step import StepReader
+from specdec.core.proposing.draft_store import DistributionBuffers, StoredDraft, TakenDrafts
+from specdec.core.proposing.draft_table import DraftReport
 
 K, V, LONGEST = 3, 11, 12
 
@@ -42,8 +45,8 @@ class Batch:
         self.requests = Requests({name: Running([1], None, []) for name in self.batch.req_ids})
         self.reader = StepReader(K, self.states, self.requests)
 
-    def read(self):
-        return self.reader.read(self.batch, self.num_sampled, Outputs(None, None), K)
+    def read(self, unread=None):
+        return self.reader.read(self.batch, self.num_sampled, (), None, K, unread)
 
 
 def test_rows_are_read_in_the_order_of_the_batch_and_a_prompt_in_chunks_has_sampled_nothing():
@@ -69,6 +72,19 @@ def test_a_filled_slot_that_was_right_by_chance_is_an_accepted_token():
     step, sampled, _ = batch.read()
     assert sampled == [[4, 4, 4]]
     assert step.drafts == {"request-0": [4, 4]}
+
+
+def test_drafts_that_were_not_read_are_known_with_the_next_step_of_requests_that_go_on():
+    known, late = DraftReport(2, 2, 0, [7, 8]), StoredDraft(1, 3, frozenset(), None)
+    stored = [StoredDraft(1, 2, frozenset(), known), late, late]
+    taken = TakenDrafts([0, 1, 2], stored, [2, 3, 3], None, DistributionBuffers.none())
+    numbers = torch.tensor([[0] * 6, [3, 2, 0, 4, 5, -1], [3, 2, 0, 4, 5, -1]])
+    names = ["request-1", "request-0", "ended"]
+    batch = Batch([[1, 2, 9], [3, 4]], [(0, 2, 1, 0, 1), (1, 0, 1, 0, 0)])
+    _, sampled, reports = batch.read(UnreadDrafts(names, torch.arange(3), torch.empty(3, K), numbers, None, taken))
+    assert sampled == [[9], []]
+    assert reports[0] is known
+    assert {name: each.drafts for name, each in batch.requests.items()} == {"request-0": [4, 5], "request-1": [7, 8]}
 
 
 def test_slots_are_filled_with_a_token_that_can_be_embedded_and_kept_without_it():
