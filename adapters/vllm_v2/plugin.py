@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 from specdec.sdk.errors import PluginLoadError, message
@@ -94,7 +95,7 @@ def _check_as_written(original: Callable[[Any], Any], speculative: Any) -> Any:
 
 
 def _names_us(model: object) -> bool:
-    return isinstance(model, str) and model.partition(".")[0] == "specdec"
+    return isinstance(model, str) and model.partition(".")[0] == "specdec" and not Path(model).exists()
 
 
 def _unsupported(original: Callable[[Any], list[str]], config: Any) -> list[str]:

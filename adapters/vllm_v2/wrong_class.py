@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -12,13 +11,11 @@ from ..vllm import PREFIX
 
 
 def refuse_wrong_class(speculative: Any) -> None:
-    """Raise ConfigError SD-E215 if `model` names something of ours that vLLM would not run as a drafter.
+    """Raise ConfigError SD-E215 if `model` is something that vLLM would not run as a drafter.
 
-    speculative: vLLM's SpeculativeConfig as the user filled it in.
+    speculative: vLLM's SpeculativeConfig as the user filled it in, with a model of this package.
     """
     model, method = speculative.model, speculative.method
-    if not isinstance(model, str) or model.partition(".")[0] != "specdec" or Path(model).exists():
-        return
     if model == PREFIX or not (model.startswith(PREFIX) or _is_drafter(model)):
         facts = {"found": f'"model": "{model}"', "fix": f'"model": "{PREFIX}NAME", where NAME is the proposer\'s name'}
         raise ConfigError("SD-E215", "vLLM's speculative_config names no class of the adapter", facts)

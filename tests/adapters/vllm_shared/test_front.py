@@ -17,7 +17,7 @@ from specdec.adapters.vllm_shared.supervised_host import Retries
 from specdec.adapters.vllm_shared.workers_page import SUFFIX, Workers
 from specdec.adapters.vllm_shared.wrapping import wrap
 from specdec.adapters.vllm_v2.agreement import Agreement
-from specdec.adapters.vllm_v2.wrong_class import refuse_wrong_class
+from specdec.adapters.vllm_v2.plugin import _check_as_written
 from specdec.core.request.metrics import EngineMetrics
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import PluginId
@@ -76,12 +76,23 @@ OURS = "specdec.adapters.vllm.ngram"
 RECORDS = "specdec.lab.recording.vllm_worker.RecordingDrafter"
 
 
+def written(model, method, **settings):
+    """What vLLM makes of a configuration with our entry point."""
+    return _check_as_written(lambda speculative: "vLLM's", Speculative(model, method, **settings))
+
+
 @pytest.mark.parametrize(
     ("model", "method"),
     [(OURS, None), (OURS, "custom_class"), (RECORDS, None), ("other/model", "eagle3"), (None, "ngram")],
 )
 def test_a_class_of_ours_alone_and_models_of_others_are_taken(model, method):
-    refuse_wrong_class(SimpleNamespace(model=model, method=method))
+    assert written(model, method) == "vLLM's"
+
+
+def test_a_folder_that_is_named_like_this_package_is_another_model(tmp_path, monkeypatch):
+    (tmp_path / "specdec").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert written("specdec", "eagle3", quantization="fp8") == "vLLM's"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +110,7 @@ def test_a_class_of_ours_alone_and_models_of_others_are_taken(model, method):
 )
 def test_what_vllm_would_not_run_as_a_drafter_is_refused(model, method, said):
     with pytest.raises(ConfigError, match="SD-E215") as raised:
-        refuse_wrong_class(SimpleNamespace(model=model, method=method))
+        written(model, method)
     assert said in str(raised.value)
 
 
