@@ -42,12 +42,11 @@ from specdec.sdk.extensions import DraftKV, Trees
 from ..best_path import PathViews
 from ..prometheus import prometheus_text
 from .distributions import dense_rows
-from .engine_step import EngineStep
+from .engine_step import EngineStep, UnreadDrafts
 from .followed_grammars import FollowedGrammars
 from .rows import RequestRows, as_request
 from .shared_target import SharedTarget
 from .supervised_host import Retries, SupervisedHost
-from .unread_drafts import UnreadDrafts
 from .watch import Watch
 
 logger = logging.getLogger("specdec")

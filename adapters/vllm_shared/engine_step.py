@@ -1,4 +1,4 @@
-"""A step of vLLM's runner: what it computed, for which requests, in the order of its batch."""
+"""A step of vLLM's runner: what it computed, for which requests, in the order of its batch; drafts made after it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec.core.host import TakenDrafts, rejection
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import Needs
 
@@ -43,6 +44,18 @@ class EngineStep:
     def num_computed(self) -> int:
         """N."""
         return sum(self.num_tokens.values())
+
+
+@dataclass(frozen=True)
+class UnreadDrafts:
+    """Drafts that stay on the device, of P of a step's requests: those that may have drafts."""
+
+    request_ids: Sequence[str]  # [P]
+    places: Tensor  # [P] int64, where in the step's batch each request stands
+    token_ids: Tensor  # [P, K] int64, negative where there is no draft that can be verified
+    numbers: Tensor  # [P, 3 + K] int64, what the host reads of them with its next read
+    distributions: rejection.DraftDistributions | None  # of the P requests. None: every draft is one-hot
+    taken: TakenDrafts
 
 
 def hidden_states(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client import Metric as Family
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+
+from .wrapping import around
 
 VARIABLE = "SPECDEC_METRICS_DIR"
 """Of the environment: the folder of these files. The first process makes one, and the others inherit it."""
@@ -94,20 +96,15 @@ def show() -> None:
     for name in ("vllm.v1.metrics.prometheus", "vllm.entrypoints.serve.instrumentator.metrics"):
         module: Any = sys.modules.get(name)
         if module is not None:  # several servers share one page: they make a registry of their own for it
-            module.get_prometheus_registry = showing(workers, module.get_prometheus_registry)
+            module.get_prometheus_registry = around(module.get_prometheus_registry, partial(registry_with, workers))
 
 
-def showing(workers: Workers, original: Callable[[], CollectorRegistry]) -> Callable[[], CollectorRegistry]:
-    """What makes a registry for a page, with the workers in it. The process's own has them already."""
-
-    @wraps(original)
-    def get_prometheus_registry() -> CollectorRegistry:
-        registry = original()
-        if registry is not REGISTRY:
-            registry.register(workers)
-        return registry
-
-    return get_prometheus_registry
+def registry_with(workers: Workers, made: Callable[[], CollectorRegistry]) -> CollectorRegistry:
+    """A registry that is made for a page, with the workers in it. The process's own has them already."""
+    registry = made()
+    if registry is not REGISTRY:
+        registry.register(workers)
+    return registry
 
 
 def _remove(directory: str, owner: int) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..vllm_shared.distributions import dense_slots
 from ..vllm_shared.driver import Driver
-from ..vllm_shared.engine_step import EngineStep
-from ..vllm_shared.unread_drafts import UnreadDrafts
+from ..vllm_shared.engine_step import EngineStep, UnreadDrafts
 from .agreement import Agreement
-from .distributions import put_certain, put_logits
 from .step import StepReader
+
+LEAST_TEMPERATURE = 1e-6
+"""Of a greedy request, whose drafts are compared with the most likely token instead."""
 
 
 class Drafting:
@@ -70,3 +72,17 @@ class Drafting:
             q = dense_slots(unread.distributions, drafted, unread.token_ids >= 0, self._draft_logits.shape[-1])
             put_logits(self._draft_logits, rows[unread.places], q, temperature[rows[unread.places]])
         return slots
+
+
+def put_logits(logits: Tensor, rows: Tensor, q: Tensor, temperature: Tensor) -> None:
+    """Write log q * temperature, in place: vLLM's verifier divides it by the temperature.
+
+    logits: [rows, K, V]. rows, temperature: [B]. q: [B, K, V].
+    """
+    logits[rows] = q.log() * temperature.clamp(min=LEAST_TEMPERATURE)[:, None, None]
+
+
+def put_certain(logits: Tensor, rows: Tensor, slots: Tensor) -> None:
+    """Write, in place, that each slot is certain of its token. logits: [rows, K, V]. rows: [B]. slots: [B, K]."""
+    logits.index_fill_(0, rows, -torch.inf)
+    logits[rows[:, None], torch.arange(slots.shape[1], device=slots.device), slots] = 0.0

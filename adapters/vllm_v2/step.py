@@ -10,8 +10,7 @@ from torch import Tensor
 
 from specdec.core.host import DraftReport, upload
 
-from ..vllm_shared.engine_step import EngineStep
-from ..vllm_shared.unread_drafts import UnreadDrafts
+from ..vllm_shared.engine_step import EngineStep, UnreadDrafts
 from .requests import Requests
 
 

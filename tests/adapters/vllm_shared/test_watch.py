@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from specdec.adapters.prometheus import prometheus_text
 from specdec.adapters.vllm_shared import watch as watching
 from specdec.adapters.vllm_shared.watch import Watch
-from specdec.adapters.vllm_shared.workers_page import VARIABLE, Workers, WorkersPage, showing
+from specdec.adapters.vllm_shared.workers_page import VARIABLE, Workers, WorkersPage, registry_with
 from specdec.core.request.metrics import Counter, Gauge
 from specdec.sdk.errors import PluginId
 
@@ -134,7 +134,7 @@ def test_the_figures_of_all_workers_stand_on_one_page_under_their_names(tmp_path
 def test_a_registry_that_several_servers_make_for_one_page_has_them_too(tmp_path):
     worker = WorkersPage.of({VARIABLE: str(tmp_path)})
     worker.write(partial(prometheus_text, [Gauge("specdec:proposer_enabled", 1, {})]))
-    registry = showing(Workers(tmp_path), CollectorRegistry)()
+    registry = registry_with(Workers(tmp_path), CollectorRegistry)
     assert "specdec:proposer_enabled{" in generate_latest(registry).decode()
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.adapters.vllm_shared.unread_drafts import UnreadDrafts
-from specdec.adapters.vllm_v2.distributions import put_certain, put_logits
+from specdec.adapters.vllm_shared.engine_step import UnreadDrafts
+from specdec.adapters.vllm_v2.drafting import put_certain, put_logits
 from specdec.adapters.vllm_v2.requests import Requests, Running
 from specdec.adapters.vllm_v2.step import StepReader
 from specdec.core.proposing.draft_store import DistributionBuffers, StoredDraft, TakenDrafts
