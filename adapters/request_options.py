@@ -74,7 +74,12 @@ def options_of(loaded: registry.LoadedProposer, text: str, name: str) -> BaseMod
 
     Raises RequestError: SD-E331 for a text that is no JSON object, SD-E270 for options that the proposer does not take.
     """
-    return loaded.read_request({registry.REQUEST_SECTION: _as_json(text, name)}, name)
+    try:
+        options = dict(_mapping(text or "{}"))
+    except ConfigError as error:
+        facts = {"request": name, "found": error.facts["found"]}
+        raise RequestError("SD-E331", "a client sent options that are no JSON object", facts) from error
+    return loaded.read_request({registry.REQUEST_SECTION: options}, name)
 
 
 def sampled_alike(request_id: str, plugin: PluginId, **theirs: Any) -> SamplingParams:
@@ -121,13 +126,3 @@ def _no_mapping(section: object, found: str) -> ConfigError:
 
 def _refused(error: ConfigError, request_id: str, plugin: PluginId) -> RequestError:
     return RequestError("SD-E270", f"request {request_id!r}: {error.summary}", error.facts, plugin=plugin)
-
-
-def _as_json(text: str, name: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestError("SD-E331", "a client sent options that are no JSON", {"request": name}) from error
-    if isinstance(options, dict):
-        return options
-    raise RequestError("SD-E331", "a client sent options that are no JSON object", {"request": name})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,8 +79,6 @@ class Sessions:
 
     def evict(self) -> list[Session]:
         """Forget those that have been silent for too long."""
-        return [session for client in list(self._silent()) if (session := self.close(client))]
-
-    def _silent(self) -> Iterator[ClientId]:
         latest = self._clock() - self._limits.idle_seconds
-        return (client for client, session in self._by_id.items() if session.last_heard < latest)
+        silent = [client for client, session in self._by_id.items() if session.last_heard < latest]
+        return [session for client in silent if (session := self.close(client))]
