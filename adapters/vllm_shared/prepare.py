@@ -31,8 +31,7 @@ class Prepared:
     speculation: Speculation
     hooks: registry.HookPlugins
     supervision: Supervision
-    model: Any  # vLLM's ModelConfig
-    compact: bool  # whether vLLM was asked for JSON without whitespace
+    vllm_config: Any
 
     @property
     def needs(self) -> Needs:
@@ -60,22 +59,17 @@ class Prepared:
         speculation = Speculation.prepare(config, info, plugin_settings, hooks, withheld=withheld, allocates=in_worker)
         assert speculation is not None, "a config was given"
         refuse_needs(speculation.loaded.needs, vllm_config)
-        return cls(
-            speculation,
-            hooks,
-            read_supervision(additional),
-            vllm_config.model_config,
-            vllm_config.structured_outputs_config.disable_any_whitespace,
-        )
+        return cls(speculation, hooks, read_supervision(additional), vllm_config)
 
     def driver(self, target_model: Any, rows: RequestRows, *, read_late: bool = False) -> Driver:
         """Make and bind the proposer, once the target has its weights. `Driver.lay_out` follows."""
-        tokenizer = load_tokenizer(self.model)
+        tokenizer = load_tokenizer(self.vllm_config.model_config)
         info = self.speculation.info
         target = SharedTarget(target_model, info)
         grammars = None
         if self.needs.extension(Grammars) is not None:
-            grammars = FollowedGrammars.load(tokenizer, info.vocab_size, compact=self.compact)
+            compact = self.vllm_config.structured_outputs_config.disable_any_whitespace
+            grammars = FollowedGrammars.load(tokenizer, info.vocab_size, compact=compact)
         watch = Watch(self.speculation.loaded.plugin, self.supervision.hang_seconds)
         watch.start()
         driver = Driver(
