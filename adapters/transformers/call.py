@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput
 
 from specdec.core.host import Request
+from specdec.sdk.needs import SamplingField
 from specdec.sdk.types import SamplingView, TargetInfo
 
 from .refusals import padding_of, refuse_arguments, refuse_settings, refused
@@ -126,18 +127,17 @@ class Call:
         pad, ends = self.settings.pad_token_id, self.settings.eos_token_id
         return int(pad) if pad is not None else int(torch.as_tensor(_or(ends, 0)).flatten()[0])
 
-    def sampling(self, num_rows: int) -> SamplingView:
-        """What the target's distribution depends on, as far as proposers can read it; the logits are processed
-        already.
-        """
+    def sampling(self, names: Sequence[SamplingField], num_rows: int, device: torch.device) -> SamplingView:
+        """What the target's distribution depends on, as far as it is asked for; the logits are processed already."""
         settings, greedy = self.settings, not self.settings.do_sample
-        return SamplingView(
-            temperature=torch.tensor([0.0 if greedy else _or(settings.temperature, 1.0)] * num_rows),
-            top_k=torch.tensor([_or(settings.top_k, 0)] * num_rows),
-            top_p=torch.tensor([_or(settings.top_p, 1.0)] * num_rows),
-            min_p=torch.tensor([_or(settings.min_p, 0.0)] * num_rows),
-            all_greedy=greedy,
-        )
+        found = {
+            "temperature": 0.0 if greedy else _or(settings.temperature, 1.0),
+            "top_k": _or(settings.top_k, 0),
+            "top_p": _or(settings.top_p, 1.0),
+            "min_p": _or(settings.min_p, 0.0),
+        }
+        columns: dict[str, Any] = {name: torch.full((num_rows,), found[name], device=device) for name in names}
+        return SamplingView(**columns, all_greedy=greedy)
 
 
 def _or(value: Any, default: Any) -> Any:

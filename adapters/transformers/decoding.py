@@ -287,9 +287,7 @@ class _Views(PathViews):
     call: Call
 
     def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
-        shown = self.call.sampling(len(committed))
-        declared = {name: getattr(shown, name).to(self.device) for name in self.needs.sampling}
-        return SamplingView(**declared, all_greedy=shown.all_greedy)
+        return self.call.sampling(self.needs.sampling, len(committed), self.device)
 
 
 class _Nobody:

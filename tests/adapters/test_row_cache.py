@@ -100,8 +100,10 @@ def test_a_cache_is_filled_where_one_layer_is():
 
 def test_settings_that_a_call_leaves_out_change_nothing_of_the_distribution():
     settings = GenerationConfig(do_sample=True, temperature=None, top_k=None, top_p=None, min_p=None)
-    shown = Call(torch.zeros(2, 5), 3, [], None, None, settings, None).sampling(2)
-    found = [each.tolist() for each in (shown.temperature, shown.top_k, shown.top_p, shown.min_p)]
+    names = ("temperature", "top_k", "top_p", "min_p")
+    call = Call(torch.zeros(2, 5), 3, [], None, None, settings, None)
+    shown = call.sampling(names, 2, torch.device("cpu"))
+    found = [getattr(shown, name).tolist() for name in names]
     assert found == [[1.0, 1.0], [0, 0], [1.0, 1.0], [0.0, 0.0]]
     assert not shown.all_greedy
 
