@@ -131,10 +131,10 @@ class Call:
         """What the target's distribution depends on, as far as it is asked for; the logits are processed already."""
         settings, greedy = self.settings, not self.settings.do_sample
         found = {
-            "temperature": 0.0 if greedy else _or(settings.temperature, 1.0),
+            "temperature": 0.0 if greedy else float(_or(settings.temperature, 1.0)),
             "top_k": _or(settings.top_k, 0),
-            "top_p": _or(settings.top_p, 1.0),
-            "min_p": _or(settings.min_p, 0.0),
+            "top_p": float(_or(settings.top_p, 1.0)),
+            "min_p": float(_or(settings.min_p, 0.0)),
         }
         columns: dict[str, Any] = {name: torch.full((num_rows,), found[name], device=device) for name in names}
         return SamplingView(**columns, all_greedy=greedy)

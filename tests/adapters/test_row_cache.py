@@ -98,12 +98,24 @@ def test_a_cache_is_filled_where_one_layer_is():
     assert not is_filled(cache)
 
 
+NAMES = ("temperature", "top_k", "top_p", "min_p")
+
+
+def sampling_of(settings):
+    call = Call(torch.zeros(2, 5), 3, [], None, None, settings, None)
+    return call.sampling(NAMES, 2, torch.device("cpu"))
+
+
+def test_settings_that_are_whole_numbers_are_shown_in_the_types_of_the_contract():
+    shown = sampling_of(GenerationConfig(do_sample=True, temperature=2, top_k=5, top_p=1, min_p=0))
+    assert [getattr(shown, name).dtype for name in NAMES] == [torch.float32, torch.int64, torch.float32, torch.float32]
+    assert shown.temperature.tolist() == [2.0, 2.0]
+
+
 def test_settings_that_a_call_leaves_out_change_nothing_of_the_distribution():
     settings = GenerationConfig(do_sample=True, temperature=None, top_k=None, top_p=None, min_p=None)
-    names = ("temperature", "top_k", "top_p", "min_p")
-    call = Call(torch.zeros(2, 5), 3, [], None, None, settings, None)
-    shown = call.sampling(names, 2, torch.device("cpu"))
-    found = [getattr(shown, name).tolist() for name in names]
+    shown = sampling_of(settings)
+    found = [getattr(shown, name).tolist() for name in NAMES]
     assert found == [[1.0, 1.0], [0, 0], [1.0, 1.0], [0.0, 0.0]]
     assert not shown.all_greedy
 
