@@ -13,8 +13,8 @@ from pathlib import Path
 
 TRIED_VERSIONS = ("0.32.0",)
 
-Names = Mapping[str, tuple[str, ...]]
-"""By `file:Class.method`, `file:function`, `file:Class` or `file:`: a function's parameters, or what is read of it."""
+Names = Mapping[str, str]
+"""By `file:Class.method` or `file:function`, its parameters; by `file:Class` or `file:`, what is read of it."""
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 """Of grammars, and what vLLM's StructuredOutputsParams calls them."""
@@ -22,26 +22,18 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _GRAMMARS = "v1/structured_output/__init__.py:StructuredOutputManager"
 
 PARAMETERS: Names = {
-    f"{_GRAMMARS}.validate_tokens": ("self", "request", "spec_tokens"),
-    f"{_GRAMMARS}.grammar_bitmask": (
-        "self",
-        "requests",
-        "structured_output_request_ids",
-        "scheduled_spec_decode_tokens",
-    ),
+    f"{_GRAMMARS}.validate_tokens": "self, request, spec_tokens",
+    f"{_GRAMMARS}.grammar_bitmask": "self, requests, structured_output_request_ids, scheduled_spec_decode_tokens",
 }
 """Functions of vLLM that are wrapped for both of its runners, and their parameters."""
 
 MEMBERS: Names = {
-    _GRAMMARS: ("vllm_config",),
-    "v1/engine/input_processor.py:InputProcessor": ("process_inputs", "vllm_config"),
-    "sampling_params.py:SamplingParams": ("structured_outputs",),
-    "sampling_params.py:StructuredOutputsParams": (*KINDS, "_backend"),
+    _GRAMMARS: "vllm_config",
+    "v1/engine/input_processor.py:InputProcessor": "process_inputs, vllm_config",
+    "sampling_params.py:SamplingParams": "structured_outputs",
+    "sampling_params.py:StructuredOutputsParams": ", ".join([*KINDS, "_backend"]),
     "config/structured_outputs.py:StructuredOutputsConfig": (
-        "backend",
-        "disable_any_whitespace",
-        "reasoning_parser",
-        "enable_in_reasoning",
+        "backend, disable_any_whitespace, reasoning_parser, enable_in_reasoning"
     ),
 }
 """Classes of vLLM, and what is read of them for both of its runners."""
@@ -64,9 +56,9 @@ def differences(package: Path, parameters: Names, members: Names) -> list[str]:
         if found is None:
             lines.append(f"{place} is gone")
         elif found != expected:
-            lines.append(f"{place}({', '.join(found)}), expected ({', '.join(expected)})")
+            lines.append(f"{place}({found}), expected ({expected})")
     for place, expected in members.items():
-        missing = [name for name in expected if name not in sources.members(place)]
+        missing = [name for name in expected.split(", ") if name not in sources.members(place)]
         if missing:
             lines.append(f"{place} has no {', '.join(missing)}")
     return lines
@@ -79,7 +71,7 @@ class _Sources:
         self._package = package
         self._trees: dict[str, ast.Module | None] = {}
 
-    def parameters(self, place: str) -> tuple[str, ...] | None:
+    def parameters(self, place: str) -> str | None:
         """A function's parameters without *args and **kwargs. None means that there is no such function."""
         node = self._find(place)
         if not isinstance(node, ast.FunctionDef):
@@ -87,7 +79,7 @@ class _Sources:
         given = node.args
         named = [each.arg for each in (*given.posonlyargs, *given.args)]
         optional = {each.arg for each, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value}
-        return (*named, *[each.arg for each in given.kwonlyargs if each.arg not in optional])
+        return ", ".join([*named, *[each.arg for each in given.kwonlyargs if each.arg not in optional]])
 
     def members(self, place: str) -> set[str]:
         """Names that a class or module defines, imports or assigns, those on `self` included; none if it is gone."""

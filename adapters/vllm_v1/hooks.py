@@ -53,7 +53,7 @@ def _set_up_hidden_states(drafter: Drafter, original: Callable[..., Any], runner
 
 
 def _propose(drafter: Drafter, original: Callable[..., Any], runner: Any, *arguments: Any) -> Any:
-    scheduler_output, _, _, final, _, between, *_ = arguments  # by position, in the order that METHODS has
+    scheduler_output, _, _, final, _, between, *_ = arguments  # by position, in the order that PARAMETERS has
     logits, drafter.logits = drafter.logits, None
     drafter.step = read_step(runner, scheduler_output, final, between, drafter.needs, logits)
     return original(runner, *arguments)

@@ -11,9 +11,9 @@ def write_vllm(folder, parameters, members):
     for place, names in parameters.items():
         file, _, path = place.partition(":")
         owner, _, name = path.rpartition(".")
-        bodies[file, owner].append(f"def {name}({', '.join(names)}, *args, another=None, **kwargs): ...")
+        bodies[file, owner].append(f"def {name}({names}, *args, another=None, **kwargs): ...")
     for place, names in members.items():
-        bodies[tuple(place.split(":"))] += [f"{name}: int" for name in names]
+        bodies[tuple(place.split(":"))] += [f"{name}: int" for name in names.split(", ")]
     for (file, owner), lines in bodies.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         with (folder / file).open("a") as source:
