@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specdec.adapters.vllm_shared.source import TRIED_VERSIONS, installed_vllm
-from specdec.adapters.vllm_v2.compatibility import differences
+from specdec.adapters.vllm_v2.compatibility import TRIED_VERSIONS, differences
+from specdec.adapters.written_for import folder_of
 
 
 def main(folder: Path) -> int:
@@ -27,4 +27,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else installed_vllm()))
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else folder_of("vllm")))

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
-from ..written_for import check_engine
+from ..written_for import Names, check_engine, differences, folder_of
 
 TRIED_VERSIONS = ("0.5.23",)
 
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "__init__": ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
-    "alloc_memory_pool": ("self", "kwargs"),
-    "note_request_finished": ("self", "rid", "natural_stop"),
-    "clear_cache_pool": ("self",),
-    "_prepare_draft_tokens": ("self", "batch"),
-    "_update_ngram_corpus": ("self", "batch"),
+_MODULE = "srt/speculative/ngram_worker.py"
+
+PARAMETERS: Names = {
+    f"{_MODULE}:NGRAMWorker.__init__": "self, server_args, gpu_id, nccl_port, target_worker",
+    f"{_MODULE}:NGRAMWorker.alloc_memory_pool": "self",
+    f"{_MODULE}:NGRAMWorker.clear_cache_pool": "self",
+    f"{_MODULE}:NGRAMWorker._prepare_draft_tokens": "self, batch",
+    f"{_MODULE}:NGRAMWorker._update_ngram_corpus": "self, batch",
+    "srt/speculative/base_spec_worker.py:BaseSpecWorker.note_request_finished": "self, rid, natural_stop",
 }
-"""Methods of NGRAMWorker that are overridden, and their parameters."""
+"""Methods of SGLang's worker that are overridden, and their parameters."""
+
+MEMBERS: Names = {f"{_MODULE}:": "NgramCorpus"}
+"""What is replaced in SGLang's module."""
 
 
 def check_sglang() -> None:
     """Raise PluginLoadError SD-E195 if a signature differs; warn of a version that nobody tried."""
-    from sglang.srt.speculative import ngram_worker
-
-    check_engine("SGLang", version("sglang"), TRIED_VERSIONS, differences(ngram_worker))
-
-
-def differences(module: Any) -> list[str]:
-    """How the worker's methods differ from what is relied on."""
-    lines = [] if "NgramCorpus" in vars(module) else ["NgramCorpus is gone"]
-    for name, expected in METHODS.items():
-        method = getattr(module.NGRAMWorker, name, None)
-        there = None if method is None else tuple(inspect.signature(method).parameters)
-        if there is None:
-            lines.append(f"{name} is gone")
-        elif there != expected:
-            lines.append(f"{name}({', '.join(there)}), expected ({', '.join(expected)})")
-    return lines
+    differing = differences(folder_of("sglang"), PARAMETERS, MEMBERS)
+    check_engine("SGLang", version("sglang"), TRIED_VERSIONS, differing)

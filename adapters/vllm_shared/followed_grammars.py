@@ -17,7 +17,7 @@ from specdec.core.host import Grammars, Request, RequestGrammar, registry
 from specdec.sdk.errors import RequestError, SpecdecError
 from specdec.sdk.structured_outputs import StructuredOutputs, Vocabulary
 
-from .source import KINDS
+from .relied_on import KINDS
 
 BACKEND = "xgrammar"
 """What vLLM compiles with where it may choose. Of its backends we have this one."""

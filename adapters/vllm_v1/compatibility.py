@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..vllm_shared import source
-from ..written_for import check_engine
+from ..vllm_shared import relied_on
+from ..written_for import Names, check_engine, differences, folder_of
 
 _RUNNER = "v1/worker/gpu_model_runner.py:GPUModelRunner"
 _SAMPLER = "v1/sample/rejection_sampler.py"
 
-PARAMETERS: source.Names = source.PARAMETERS | {
+PARAMETERS: Names = relied_on.PARAMETERS | {
     f"{_RUNNER}._update_states": "self, scheduler_output",
     f"{_RUNNER}._input_fits_in_drafter": "self, common_attn_metadata",
     f"{_RUNNER}._get_spec_decode_draft_probs": "self, spec_decode_metadata",
@@ -24,7 +24,7 @@ PARAMETERS: source.Names = source.PARAMETERS | {
 }
 """Functions of vLLM that are wrapped or, on a CPU, replaced, and their parameters."""
 
-MEMBERS: source.Names = source.MEMBERS | {
+MEMBERS: Names = relied_on.MEMBERS | {
     "v1/core/sched/output.py:SchedulerOutput": (
         "scheduled_new_reqs, finished_req_ids, preempted_req_ids, num_scheduled_tokens, scheduled_spec_decode_tokens, "
         "num_spec_tokens_to_schedule"
@@ -41,5 +41,5 @@ def check_vllm() -> None:
     """Raise PluginLoadError SD-E195 if a signature differs; warn of a version that nobody tried."""
     import vllm
 
-    differing = source.differences(source.installed_vllm(), PARAMETERS, MEMBERS)
-    check_engine("vLLM", vllm.__version__, source.TRIED_VERSIONS, differing)
+    differing = differences(folder_of("vllm"), PARAMETERS, MEMBERS)
+    check_engine("vLLM", vllm.__version__, relied_on.TRIED_VERSIONS, differing)

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ..vllm_shared import source
-from ..vllm_shared.source import TRIED_VERSIONS, Names, installed_vllm
+from .. import written_for
+from ..vllm_shared import relied_on
+from ..vllm_shared.relied_on import TRIED_VERSIONS
+from ..written_for import Names
 
 _GPU = "v1/worker/gpu"
 _RUNNER = f"{_GPU}/model_runner.py:GPUModelRunner"
 _SPECULATOR = f"{_GPU}/spec_decode/speculator.py"
 
-PARAMETERS: Names = source.PARAMETERS | {
+PARAMETERS: Names = relied_on.PARAMETERS | {
     "config/vllm.py:VllmConfig.__post_init__": "self",
     "config/vllm.py:VllmConfig._get_v2_model_runner_unsupported_features": "self",
     "config/vllm.py:VllmConfig.num_lookahead_tokens": "self",
@@ -45,7 +47,7 @@ PARAMETERS: Names = source.PARAMETERS | {
 }
 """Functions of vLLM that are wrapped, called or written anew, and their parameters."""
 
-MEMBERS: Names = source.MEMBERS | {
+MEMBERS: Names = relied_on.MEMBERS | {
     _RUNNER: "speculator, use_aux_hidden_state_outputs, draft_tokens_handler, req_states",
     f"{_SPECULATOR}:DraftModelSpeculator": (
         "vllm_config, device, speculative_config, num_speculative_steps, dcp_size, eplb_state, "
@@ -75,12 +77,12 @@ MEMBERS: Names = source.MEMBERS | {
 @cache
 def v2_differences() -> tuple[str, ...]:
     """How the installed vLLM differs from what is relied on. Empty if it does not."""
-    return tuple(differences(installed_vllm()))
+    return tuple(differences(written_for.folder_of("vllm")))
 
 
 def differences(package: Path) -> list[str]:
     """How the vLLM in a folder differs from what is relied on; [] if it does not."""
-    return source.differences(package, PARAMETERS, MEMBERS)
+    return written_for.differences(package, PARAMETERS, MEMBERS)
 
 
 def facts_of(differing: Sequence[str]) -> dict[str, str]:

@@ -10,11 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from engine_source import edit, write_engine
 from everywhere import RepeatLast, Witness
 from pydantic import field_validator
 
+from specdec.adapters.sglang import compatibility
 from specdec.adapters.sglang.chains import as_chains
-from specdec.adapters.sglang.compatibility import METHODS, differences
+from specdec.adapters.sglang.compatibility import MEMBERS, PARAMETERS, TRIED_VERSIONS
 from specdec.adapters.sglang.drafting import Drafting, as_request
 from specdec.core.host import EngineConfig, SpeculativeConfig, target_info
 from specdec.sdk import Needs, StrictModel
@@ -287,18 +289,19 @@ def test_what_reads_more_than_tokens_is_refused(drafting, proposer, reason):
     assert reason in str(refused.value)
 
 
-def test_other_signatures_are_named():
-    def method(*names):
-        return eval(f"lambda {', '.join(names)}: None")
-
-    methods = {name: method(*parameters) for name, parameters in METHODS.items()}
-    known = SimpleNamespace(NgramCorpus=object, NGRAMWorker=SimpleNamespace(**methods))
-    assert differences(known) == []
-    methods["_prepare_draft_tokens"] = method("self", "batch", "more")
-    del methods["clear_cache_pool"]
-    other = SimpleNamespace(NGRAMWorker=SimpleNamespace(**methods))
-    assert differences(other) == [
-        "NgramCorpus is gone",
-        "clear_cache_pool is gone",
-        "_prepare_draft_tokens(self, batch, more), expected (self, batch)",
+def test_other_signatures_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(compatibility, "folder_of", lambda package: write_engine(tmp_path, PARAMETERS, MEMBERS))
+    monkeypatch.setattr(compatibility, "version", lambda package: TRIED_VERSIONS[-1])
+    compatibility.check_sglang()
+    monkeypatch.setattr(compatibility, "folder_of", lambda package: tmp_path)
+    worker = "srt/speculative/ngram_worker.py"
+    edit(tmp_path, worker, "_prepare_draft_tokens(self, batch", "_prepare_draft_tokens(self, batch, more")
+    edit(tmp_path, worker, "def clear_cache_pool", "def clear_pool")
+    edit(tmp_path, worker, "NgramCorpus: int", "from corpus import NgramCorpus as Corpus")
+    with pytest.raises(PluginLoadError, match="SD-E195") as refused:
+        compatibility.check_sglang()
+    assert str(refused.value.facts["differs"]).splitlines() == [
+        f"{worker}:NGRAMWorker.clear_cache_pool is gone",
+        f"{worker}:NGRAMWorker._prepare_draft_tokens(self, batch, more), expected (self, batch)",
+        f"{worker}: has no NgramCorpus",
     ]

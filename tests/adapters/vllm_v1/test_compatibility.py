@@ -7,10 +7,10 @@ import sys
 from types import ModuleType
 
 import pytest
-from vllm_source import edit, write_vllm
+from engine_source import edit, write_engine
 
-from specdec.adapters.vllm_shared import source
-from specdec.adapters.vllm_shared.source import TRIED_VERSIONS
+from specdec.adapters.vllm_shared.relied_on import TRIED_VERSIONS
+from specdec.adapters.vllm_v1 import compatibility
 from specdec.adapters.vllm_v1.compatibility import MEMBERS, PARAMETERS, check_vllm
 from specdec.sdk.errors import PluginLoadError
 
@@ -21,8 +21,8 @@ def vllm(tmp_path, monkeypatch):
     module = ModuleType("vllm")
     module.__version__ = f"{TRIED_VERSIONS[-1]}+cpu"
     monkeypatch.setitem(sys.modules, "vllm", module)
-    monkeypatch.setattr(source, "installed_vllm", lambda: tmp_path)
-    write_vllm(tmp_path, PARAMETERS, MEMBERS)
+    monkeypatch.setattr(compatibility, "folder_of", lambda package: tmp_path)
+    write_engine(tmp_path, PARAMETERS, MEMBERS)
     return module, tmp_path
 
 

@@ -6,8 +6,8 @@ import sys
 from types import ModuleType
 
 import pytest
+from engine_source import edit, write_engine
 from scripts.vllm_fits import main
-from vllm_source import edit, write_vllm
 
 from specdec.adapters.vllm_v2.compatibility import MEMBERS, PARAMETERS, differences
 from specdec.adapters.vllm_v2.plugin import register
@@ -15,7 +15,7 @@ from specdec.adapters.vllm_v2.plugin import register
 
 @pytest.fixture
 def package(tmp_path):
-    return write_vllm(tmp_path, PARAMETERS, MEMBERS)
+    return write_engine(tmp_path, PARAMETERS, MEMBERS)
 
 
 RUNNER = "v1/worker/gpu/model_runner.py"

@@ -1,12 +1,12 @@
-"""A vLLM that is written for the checks of its source."""
+"""An engine that is written for the checks of its source."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 
-def write_vllm(folder, parameters, members):
-    """The package `vllm` with all that is relied on, and nothing else."""
+def write_engine(folder, parameters, members):
+    """The package with all that is relied on, and nothing else."""
     bodies = defaultdict(list)  # by file and class
     for place, names in parameters.items():
         file, _, path = place.partition(":")
