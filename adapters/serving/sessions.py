@@ -50,9 +50,6 @@ class Sessions:
         self._by_id: dict[ClientId, Session] = {}
         self._last_number = 0
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def get(self, client: ClientId) -> Session | None:
         """The session of a known client, whose time of last contact is now. None if it is not known."""
         session = self._by_id.get(client)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -266,18 +265,6 @@ class Driver:
         self._host.metrics_wanted = True
         now = {"proposer_enabled": float(self._host.enabled), "proposer_call_seconds": self._watch.seconds}
         return prometheus_text(self.metrics.collect(of_proposer=now | self._host.own_metrics))
-
-    def report(self) -> dict[str, Any]:
-        """Report on this worker: process id, proposer, calls of `propose`, errors by code, acceptance as the core
-        counts.
-        """
-        return {
-            "pid": os.getpid(),
-            "proposer": self.metrics.proposer,
-            "propose_calls": self.metrics.counts["proposer_propose_calls"],
-            "errors": dict(self.metrics.proposer_errors),
-            **self.metrics.acceptance.as_dict(),
-        }
 
     def _commit(self, step: EngineStep, sampled: Sequence[list[int]]) -> list[Committed]:
         """What the step did to each request that has not ended, those that end with it included."""

@@ -27,10 +27,18 @@ def driver_of(worker):
 
 
 def report(worker):
-    """What the driver reports, and the figures that `awaits_drafter` asks for."""
+    """What a worker's driver counts, and the figures that `awaits_drafter` asks for."""
     driver = driver_of(worker)
+    counted = driver.metrics
     told = getattr(driver.proposer, "metrics", dict)()
-    return driver.report() | {"figures": {name.removeprefix("process_"): value for name, value in told.items()}}
+    return {
+        "pid": os.getpid(),
+        "proposer": counted.proposer,
+        "propose_calls": counted.counts["proposer_propose_calls"],
+        "errors": dict(counted.proposer_errors),
+        "figures": {name.removeprefix("process_"): value for name, value in told.items()},
+        **counted.acceptance.as_dict(),
+    }
 
 
 def is_up(worker):

@@ -293,7 +293,7 @@ def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
     assert step.kept.next_token_ids.tolist() == [11, 12, 40]
     assert step.kept.positions.tolist() == [2, 3, 4]
     assert step.history.token_ids(0) == [1, 2, 10, 11, 12, 40]
-    assert engine.driver.report()["num_accepted_draft_tokens"] == 2
+    assert engine.driver.metrics.acceptance.as_dict()["num_accepted_draft_tokens"] == 2
 
 
 @pytest.mark.parametrize(
@@ -468,9 +468,9 @@ def test_misuse_costs_drafts_and_nothing_else(misuse):
     engine.add("a", [1])
     for token in range(2, 8):
         assert engine.step({"a": [token]}) == {"a": []}
-    report = engine.driver.report()
-    assert report["errors"] == {code: 3}, "the default policy stops asking after three"
-    assert report["propose_calls"] == 3
+    counted = engine.driver.metrics
+    assert counted.proposer_errors == {code: 3}, "the default policy stops asking after three"
+    assert counted.counts["proposer_propose_calls"] == 3
 
 
 def test_raise_stops_the_step_with_the_proposers_name():
@@ -584,7 +584,7 @@ def test_an_idle_step_is_a_dummy_without_requests(cls):
     driver._host.proposer.__class__ = Noting
     driver.idle()
     assert idle == [(True, 0, [(0, 16)] * len(cls.needs.hidden_states))]
-    assert driver.report()["errors"] == {}
+    assert driver.metrics.proposer_errors == {}
 
 
 @pytest.fixture
@@ -650,4 +650,4 @@ def test_without_a_pause_it_stays_off(monkeypatch):
     for token in range(30):
         engine.step({"a": [token]})
     assert enabled(engine.driver) == 0
-    assert engine.driver.report()["propose_calls"] == 3
+    assert engine.driver.metrics.counts["proposer_propose_calls"] == 3
