@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
-from specdec.sdk.errors import PluginLoadError, message
+from specdec.sdk.errors import ConfigError, PluginLoadError, message
 from specdec.sdk.extensions import DraftKV
 
-from ..vllm import is_ours, method_of
+from ..vllm import PREFIX, is_ours, method_of
 from ..vllm_shared import refused_drafts
 from ..vllm_shared.wrapping import around
 from .compatibility import facts_of, v2_differences
@@ -87,15 +88,38 @@ def _check_as_written(original: Callable[[Any], Any], speculative: Any) -> Any:
     """Check what the user wrote, before vLLM fills in the rest."""
     if _names_us(speculative.model):
         from ..vllm_shared.ignored_keys import refuse_ignored
-        from .wrong_class import refuse_wrong_class
 
-        refuse_wrong_class(speculative)
+        _refuse_wrong_class(speculative)
         refuse_ignored(speculative)
     return original(speculative)
 
 
 def _names_us(model: object) -> bool:
     return isinstance(model, str) and model.partition(".")[0] == "specdec" and not Path(model).exists()
+
+
+def _refuse_wrong_class(speculative: Any) -> None:
+    """Raise ConfigError SD-E215 if a model of this package is something that vLLM would not run as a drafter."""
+    model, method = speculative.model, speculative.method
+    if model == PREFIX or not (model.startswith(PREFIX) or _is_drafter(model)):
+        facts = {"found": f'"model": "{model}"', "fix": f'"model": "{PREFIX}NAME", where NAME is the proposer\'s name'}
+        raise ConfigError("SD-E215", "vLLM's speculative_config names no class of the adapter", facts)
+    if method not in (None, "custom_class"):
+        facts = {"found": f'"method": "{method}", "model": "{model}"'}
+        facts["effect"] = f'vLLM would run its own method "{method}", and no proposer of ours'
+        facts["fix"] = f'"model": "{model}" alone; without "model" vLLM runs its own'
+        raise ConfigError("SD-E215", "vLLM's speculative_config names a method beside the class", facts)
+
+
+def _is_drafter(model: str) -> bool:
+    """Whether it is the path of a class that goes on from the adapter's, as that which records does."""
+    from ..vllm_v1.drafter import Drafter
+
+    try:
+        found = resolve_name(model)
+    except (ImportError, AttributeError, ValueError):  # ValueError: it is no path of Python's
+        return False
+    return isinstance(found, type) and issubclass(found, Drafter)
 
 
 def _unsupported(original: Callable[[Any], list[str]], config: Any) -> list[str]:
