@@ -123,7 +123,7 @@ class Driver:
         """Handle what ended or lost its KV since the last step, before anything of the new step is computed."""
         self._host.ask_metrics()
         self.finish(finished)
-        requests = [self._rows.get(request_id) for request_id in preempted]
+        requests = [self._rows.requests.get(request_id) for request_id in preempted]
         lost = [request for request in requests if request is not None and request.row >= 0]
         for request in lost:
             self._rows.unseat(request)
@@ -138,7 +138,7 @@ class Driver:
 
         With asynchronous scheduling it gives up those of the step that was under way, and samples them again.
         """
-        request = self._rows.get(request_id)
+        request = self._rows.requests.get(request_id)
         if request is not None and request.row < 0 and request.finish_reason is None:
             request.token_ids[:] = token_ids
             if self._grammars is not None:
@@ -147,7 +147,7 @@ class Driver:
     def check(self, step: EngineStep) -> None:
         """Stop drafting if vLLM computed other positions than those that follow: its bookkeeping is not as known."""
         for request_id, start in zip(step.request_ids, step.starts, strict=True):
-            request = self._rows.get(request_id)
+            request = self._rows.requests.get(request_id)
             if self._host.enabled and request and request.row >= 0 and request.num_computed_tokens != start:
                 self._host.enabled = False
                 self._retries.stop()
@@ -235,7 +235,7 @@ class Driver:
         """The distributions of each request's drafts that are verified now. None means that all of them are one-hot."""
         if not self._keeps_distribution:
             return None
-        requests = [self._rows.get(request_id) for request_id in request_ids]
+        requests = [self._rows.requests.get(request_id) for request_id in request_ids]
         wanted = [
             (request.row, request.generation, len(ids)) if request and ids else (-1, -1, 0)
             for request, ids in zip(requests, token_ids, strict=True)
@@ -297,9 +297,9 @@ class Driver:
 
     def _share(self, step: EngineStep, request_id: str, start: int, samples: bool) -> Scheduled:
         """What vLLM computed of a request, in a row. One that ended here gets none again, should vLLM run it on."""
-        request = self._rows.get(request_id)
+        request = self._rows.requests.get(request_id)
         if request is None:
-            request = self._rows.add(self._as_request(request_id, step))
+            request = self._rows.requests[request_id] = self._as_request(request_id, step)
         if request.row < 0 and request.finish_reason is None:
             self._rows.seat(request)
         num_drafts = len(step.drafts.get(request_id, []))

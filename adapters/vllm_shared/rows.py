@@ -25,7 +25,7 @@ class RequestRows(RowTable):
 
     def __init__(self, num_rows: int, pool: BlockPool) -> None:
         super().__init__(num_rows, pool)
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
 
     @classmethod
     def with_blocks(cls, info: TargetInfo, lookahead: int | None) -> Self:
@@ -35,15 +35,6 @@ class RequestRows(RowTable):
         """
         per_row = 0 if lookahead is None else -(-(info.max_model_len + lookahead) // info.block_size)
         return cls(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
-
-    def get(self, request_id: str) -> Request | None:
-        """A request that was added and not removed."""
-        return self._requests.get(request_id)
-
-    def add(self, request: Request) -> Request:
-        """Take a request in; it has no row yet."""
-        self._requests[request.request_id] = request
-        return request
 
     def hold(self, request: Request, num_tokens: int) -> None:
         """Have blocks for so many tokens of a request with a row."""
@@ -56,8 +47,8 @@ class RequestRows(RowTable):
 
     def remove(self, request_ids: Iterable[str]) -> list[Request]:
         """Forget requests that ended. Returns those that were known."""
-        known = [request_id for request_id in request_ids if request_id in self._requests]
-        return [self._requests.pop(request_id) for request_id in known]
+        known = [request_id for request_id in request_ids if request_id in self.requests]
+        return [self.requests.pop(request_id) for request_id in known]
 
 
 def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry.LoadedProposer) -> Request:
