@@ -8,7 +8,8 @@ from ..written_for import Names, check_engine, differences, folder_of
 _RUNNER = "v1/worker/gpu_model_runner.py:GPUModelRunner"
 _SAMPLER = "v1/sample/rejection_sampler.py"
 
-PARAMETERS: Names = relied_on.PARAMETERS | {
+PARAMETERS: Names = {
+    **relied_on.PARAMETERS,
     f"{_RUNNER}._update_states": "self, scheduler_output",
     f"{_RUNNER}._input_fits_in_drafter": "self, common_attn_metadata",
     f"{_RUNNER}._get_spec_decode_draft_probs": "self, spec_decode_metadata",
@@ -24,7 +25,8 @@ PARAMETERS: Names = relied_on.PARAMETERS | {
 }
 """Functions of vLLM that are wrapped or, on a CPU, replaced, and their parameters."""
 
-MEMBERS: Names = relied_on.MEMBERS | {
+MEMBERS: Names = {
+    **relied_on.MEMBERS,
     "v1/core/sched/output.py:SchedulerOutput": (
         "scheduled_new_reqs, finished_req_ids, preempted_req_ids, num_scheduled_tokens, scheduled_spec_decode_tokens, "
         "num_spec_tokens_to_schedule"

@@ -15,7 +15,8 @@ _GPU = "v1/worker/gpu"
 _RUNNER = f"{_GPU}/model_runner.py:GPUModelRunner"
 _SPECULATOR = f"{_GPU}/spec_decode/speculator.py"
 
-PARAMETERS: Names = relied_on.PARAMETERS | {
+PARAMETERS: Names = {
+    **relied_on.PARAMETERS,
     "config/vllm.py:VllmConfig.__post_init__": "self",
     "config/vllm.py:VllmConfig._get_v2_model_runner_unsupported_features": "self",
     "config/vllm.py:VllmConfig.num_lookahead_tokens": "self",
@@ -47,7 +48,8 @@ PARAMETERS: Names = relied_on.PARAMETERS | {
 }
 """Functions of vLLM that are wrapped, called or written anew, and their parameters."""
 
-MEMBERS: Names = relied_on.MEMBERS | {
+MEMBERS: Names = {
+    **relied_on.MEMBERS,
     _RUNNER: "speculator, use_aux_hidden_state_outputs, draft_tokens_handler, req_states",
     f"{_SPECULATOR}:DraftModelSpeculator": (
         "vllm_config, device, speculative_config, num_speculative_steps, dcp_size, eplb_state, "

@@ -14,7 +14,6 @@ from specdec.adapters.vllm_shared import refused_drafts
 from specdec.adapters.vllm_shared.plan import refuse_for_v1, refuse_needs, refuse_plan, withheld_by
 from specdec.adapters.vllm_shared.prepare import load_tokenizer
 from specdec.adapters.vllm_shared.settings import read_settings
-from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, OF_GRAMMARS, differences
 from specdec.sdk import ConfigError, Needs, Refusal
 from specdec.sdk.extensions import DraftKV, Grammars, NewWeights, TargetKV, TargetLayers
 from specdec.sdk.packaged import packaged
@@ -162,22 +161,6 @@ def test_a_proposer_that_has_to_see_whole_prompts_is_refused_where_they_may_begi
     refuse_needs(Needs(), plan(**{field: value}))
     with pytest.raises(Refusal, match=f"(?s){reason}"):
         refuse_needs(Needs(whole_prompt=True), plan(**{field: value}))
-
-
-EXPECTED = {**METHODS, **OF_GRAMMARS, **FUNCTIONS, **FIELDS}
-
-
-def test_the_expected_signatures_do_not_differ_and_more_fields_do_not_matter():
-    assert differences(EXPECTED) == []
-    assert differences(EXPECTED | {"SchedulerOutput": (*FIELDS["SchedulerOutput"], "another")}) == []
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_signature_that_changed_is_named(name):
-    (line,) = differences(EXPECTED | {name: EXPECTED[name][:-1]})
-    assert name in line
-    assert EXPECTED[name][-1] in line
-    assert differences(EXPECTED | {name: None}) == [f"{name} is gone"]
 
 
 def test_what_vllm_does_not_show_of_its_target_is_withheld_with_the_reason():

@@ -12,6 +12,7 @@ from engine_source import edit, write_engine
 from specdec.adapters.vllm_shared.relied_on import TRIED_VERSIONS
 from specdec.adapters.vllm_v1 import compatibility
 from specdec.adapters.vllm_v1.compatibility import MEMBERS, PARAMETERS, check_vllm
+from specdec.adapters.written_for import differences
 from specdec.sdk.errors import PluginLoadError
 
 
@@ -61,3 +62,27 @@ def test_a_method_that_is_another_now_stops_the_load_with_both_signatures(vllm):
     assert "_update_states(self, output, more), expected (self, scheduler_output)" in str(refused.value)
     assert "_get_spec_decode_draft_probs is gone" in str(refused.value)
     assert "SchedulerOutput has no finished_req_ids" in str(refused.value)
+
+
+def changed(names):
+    """The same, but for the last, and the last."""
+    *others, last = names.split(", ")
+    return ", ".join([*others, "another"]), last
+
+
+@pytest.mark.parametrize("place", PARAMETERS)
+def test_a_signature_that_changed_is_named(place, tmp_path):
+    names, last = changed(PARAMETERS[place])
+    write_engine(tmp_path / "changed", {**PARAMETERS, place: names}, MEMBERS)
+    (line,) = differences(tmp_path / "changed", PARAMETERS, MEMBERS)
+    assert place in line
+    assert last in line
+    write_engine(tmp_path / "gone", {each: PARAMETERS[each] for each in PARAMETERS if each != place}, MEMBERS)
+    assert differences(tmp_path / "gone", PARAMETERS, MEMBERS) == [f"{place} is gone"]
+
+
+@pytest.mark.parametrize("place", MEMBERS)
+def test_a_field_that_is_gone_is_named_and_more_fields_do_not_matter(place, tmp_path):
+    names, last = changed(MEMBERS[place])
+    write_engine(tmp_path, PARAMETERS, {**MEMBERS, place: names})
+    assert differences(tmp_path, PARAMETERS, MEMBERS) == [f"{place} has no {last}"]
