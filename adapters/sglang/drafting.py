@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -56,23 +56,7 @@ class Drafting:
     One that SGLang takes back (a retraction) is told as preempted, where a step runs without it.
     """
 
-    def __init__(self, speculation: Speculation, observers: registry.Observers, tokenizer: Any) -> None:
-        info, loaded = speculation.info, speculation.loaded
-        _refuse_needs(loaded)
-        target = NoTarget(info)
-        views = PathViews(loaded.needs, loaded.config.width, info, target.device)
-        self.metrics = EngineMetrics(info.model, loaded.plugin.label)
-        services = EngineServices(info, loaded.needs, target, tokenizer, profile_of(target.device).backend)
-        self._host = speculation.host(services, self.metrics, observers, target.device, views, kind=PathHost)
-        self._host.warm_up()
-        self._info, self._loaded = info, loaded
-        self._rows = RowTable(info.max_num_seqs, BlockPool(0, info.block_size, 0))
-        drafts = DraftStore(DistributionBuffers.none())
-        self._progress = RequestProgress(drafts, self._host, self.metrics, self._release)
-        self._texts: dict[str, _Text] = {}
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig, info: TargetInfo, tokenizer: Any) -> Self:
+    def __init__(self, config: SpeculativeConfig, info: TargetInfo, tokenizer: Any) -> None:
         """Find, check, make and bind the proposer. Raises ConfigError, PluginLoadError, Refusal, ProposerError."""
         settings = registry.PluginSettings.from_environment(os.environ)
         hooks = registry.load_hooks(settings)
@@ -81,7 +65,19 @@ class Drafting:
             missing[each.id] = f"{each.__name__} was not tried inside SGLang", _REST
         speculation = Speculation.prepare(config, info, settings, hooks, withheld=missing)
         assert speculation is not None, "a config was given"
-        return cls(speculation, hooks.observers, tokenizer)
+        info, loaded = speculation.info, speculation.loaded
+        _refuse_needs(loaded)
+        target = NoTarget(info)
+        views = PathViews(loaded.needs, loaded.config.width, info, target.device)
+        self.metrics = EngineMetrics(info.model, loaded.plugin.label)
+        services = EngineServices(info, loaded.needs, target, tokenizer, profile_of(target.device).backend)
+        self._host = speculation.host(services, self.metrics, hooks.observers, target.device, views, kind=PathHost)
+        self._host.warm_up()
+        self._info, self._loaded = info, loaded
+        self._rows = RowTable(info.max_num_seqs, BlockPool(0, info.block_size, 0))
+        drafts = DraftStore(DistributionBuffers.none())
+        self._progress = RequestProgress(drafts, self._host, self.metrics, self._release)
+        self._texts: dict[str, _Text] = {}
 
     def propose(self, reqs: Sequence[Any]) -> list[list[int]]:
         """Commit what the last pass gave each request that SGLang decodes, then draft for it: in their order."""

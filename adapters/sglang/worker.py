@@ -31,7 +31,7 @@ class Worker(ngram_worker.NGRAMWorker):  # type: ignore[misc]
         info = _describe(self.model_runner, self.server_args.model_path, self.max_batch_size)
         trusted = self.server_args.trust_remote_code
         tokenizer = load_tokenizer(self.server_args.tokenizer_path, info.model, trust_remote_code=trusted)
-        self.drafting = Drafting.of(read_settings(self.draft_token_num), info, tokenizer)
+        self.drafting = Drafting(read_settings(self.draft_token_num), info, tokenizer)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.drafting.finish(rid)

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from specdec.core.host import Grammars, Request, RequestGrammar, registry
@@ -45,19 +45,17 @@ def unfollowed(vllm_config: Any) -> tuple[str, str] | None:
 class FollowedGrammars:
     """The grammars of one worker's requests."""
 
-    def __init__(self, grammars: Grammars, *, compact: bool) -> None:
-        """compact: JSON has no whitespace, as vLLM was asked for all requests."""
-        self._grammars, self._compact = grammars, compact
-        self._asked: WeakKeyDictionary[Request, StructuredOutputs] = WeakKeyDictionary()
+    def __init__(self, tokenizer: Any, vocab_size: int, *, compact: bool) -> None:
+        """Load the backend, which takes seconds to import. Raises ConfigError SD-E343, PluginLoadError SD-E118.
 
-    @classmethod
-    def load(cls, tokenizer: Any, vocab_size: int, *, compact: bool) -> Self:
-        """With the backend, which takes seconds to import. Raises ConfigError SD-E343, PluginLoadError SD-E118."""
+        compact: JSON has no whitespace, as vLLM was asked for all requests.
+        """
+        self._compact = compact
+        self._asked: WeakKeyDictionary[Request, StructuredOutputs] = WeakKeyDictionary()
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         plugins = registry.PluginSettings.from_environment(os.environ)
-        grammars = Grammars(BACKEND, Vocabulary(tokenizer, vocab_size, frozenset(ends)), plugins, MOST_SECONDS)
-        _ = grammars.backend  # loaded here, and not while requests wait
-        return cls(grammars, compact=compact)
+        self._grammars = Grammars(BACKEND, Vocabulary(tokenizer, vocab_size, frozenset(ends)), plugins, MOST_SECONDS)
+        _ = self._grammars.backend  # loaded here, and not while requests wait
 
     def of(self, request_id: str) -> RequestGrammar | None:
         """That of a running request. None: its output is free, or nobody follows its grammar."""

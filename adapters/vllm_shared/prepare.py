@@ -69,7 +69,7 @@ class Prepared:
         grammars = None
         if self.needs.extension(Grammars) is not None:
             compact = self.vllm_config.structured_outputs_config.disable_any_whitespace
-            grammars = FollowedGrammars.load(tokenizer, info.vocab_size, compact=compact)
+            grammars = FollowedGrammars(tokenizer, info.vocab_size, compact=compact)
         watch = Watch(self.speculation.loaded.plugin, self.supervision.hang_seconds)
         watch.start()
         driver = Driver(

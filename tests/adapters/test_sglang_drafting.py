@@ -103,7 +103,7 @@ def drafting(model):
         asked = {"method": method, "num_speculative_tokens": 3, "on_proposer_error": "disable"} | config
         settings = EngineConfig(model="target", max_model_len=64, max_num_seqs=2)
         info = target_info(settings, "target", model.config, model.dtype, model.device)
-        return Drafting.of(SpeculativeConfig.parse(json.dumps(asked)), info, None)
+        return Drafting(SpeculativeConfig.parse(json.dumps(asked)), info, None)
 
     return make
 

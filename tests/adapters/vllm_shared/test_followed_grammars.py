@@ -16,7 +16,7 @@ BEGINS = '{"function_name": "'
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer):
-    return FollowedGrammars.load(tokenizer, len(tokenizer), compact=True)
+    return FollowedGrammars(tokenizer, len(tokenizer), compact=True)
 
 
 def asking(backend="xgrammar", **form):
@@ -33,7 +33,7 @@ def started(grammars, asked, name="a"):
 def test_json_is_as_compact_as_vllm_was_asked_to_make_it(grammars, tokenizer):
     request = started(grammars, asking(json=CALL))
     assert request.grammar.forced() == '{"function_name":"'
-    spaced = started(FollowedGrammars.load(tokenizer, len(tokenizer), compact=False), asking(json=CALL))
+    spaced = started(FollowedGrammars(tokenizer, len(tokenizer), compact=False), asking(json=CALL))
     assert spaced.grammar.forced() == "{", "whitespace may follow"
 
 
