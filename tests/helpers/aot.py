@@ -57,7 +57,7 @@ class Build:
 
 def flat(kernel: JITFunction, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any]) -> Build:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    wide = [name for name in kernel.arg_names if name.endswith(("_ptr", "_stride")) or name == "vocab_size"]
+    wide = [name for name in types if name.endswith(("_ptr", "_stride")) or name == "vocab_size"]
     aligned = {(kernel.arg_names.index(name),) for name in wide if name not in kernel.do_not_specialize}
     return Build(kernel, signature, constants, aligned, options)
 

@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...attention import Pages, TreeMask
+from ...attention import Pages
 from ...attention_spec import AttentionSpec
-from ..launch import ATTENTION, next_power_of_two, registers
-from .visible import first_node_of, is_seen, keys_of_tile, placed
+from ..launch import ATTENTION, registers
+from .visible import is_seen, keys_of_tile, placed
 
 MINUS_INF = tl.constexpr(float("-inf"))
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -27,7 +27,12 @@ SEGMENT = 256  # keys that follow each other in one part; less costs more to joi
 PARTS = 32  # of the keys of a request with few queries
 FEW_QUERIES = 512  # of requests whose keys are divided: each leaves fp32 [Hq, PARTS, Dv] behind
 ENOUGH_PROGRAMS = 1024  # to fill a large device
-MODES = {"causal": 0, "causal_block": 1, "full_block": 2}
+
+
+@triton.constexpr_function
+def padded(dim):
+    """The width of a tile that holds a head: a power of two, as wide as a product needs."""
+    return 1 << max(4, (dim - 1).bit_length())
 
 
 @triton.jit
@@ -56,7 +61,6 @@ def keys_of(tile, segment, KEYS: tl.constexpr, SEGMENT: tl.constexpr, PARTS: tl.
 )  # fmt: skip
 def attend_pages_kernel(
     query_ptr,
-    query_stride,
     keys_ptr,
     keys_stride,
     values_ptr,
@@ -82,19 +86,12 @@ def attend_pages_kernel(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    PADDED_VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SEGMENT: tl.constexpr,
     MODE: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKING: tl.constexpr,
     PARTS: tl.constexpr,
-    TREE: tl.constexpr,
 ):
     """Grid [any, B * Hkv]. With more parts than one it serves requests of at most `most_divided` queries, and the
     output is fp32 [B, most_divided, Hq, parts, Dv] and not yet divided; else it serves the others.
@@ -105,10 +102,12 @@ def attend_pages_kernel(
     num_keys = tl.load(num_keys_ptr + request)
     start = num_keys - num_queries
     table_ptr += request.to(tl.int64) * table_width
-    first_node = first_node_of(num_nodes_ptr, request, num_keys, TREE)
-    ancestors_ptr += request * tree_width
-    depths_ptr += request * tree_width
-    dims, value_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_VALUE_DIM)
+    first_node = num_keys
+    if num_nodes_ptr is not None:
+        first_node -= tl.load(num_nodes_ptr + request)
+        ancestors_ptr += request * tree_width
+        depths_ptr += request * tree_width
+    dims, value_dims = tl.arange(0, padded(DIM)), tl.arange(0, padded(VALUE_DIM))
     is_served = (num_queries <= most_divided) == (PARTS > 1)
     num_tiles = tl.where(is_served, (num_queries * GROUP + ROWS - 1) // ROWS, 0)
     for number in range(tl.program_id(0), num_tiles * PARTS, tl.num_programs(0)):
@@ -116,31 +115,30 @@ def attend_pages_kernel(
         rows = first_row + tl.arange(0, ROWS)
         real = rows < num_queries * GROUP
         earliest, positions, ancestors = placed(
-            start + rows // GROUP, real, start + first_row // GROUP, first_node, ancestors_ptr, depths_ptr, TREE
+            start + rows // GROUP, real, start + first_row // GROUP, first_node, ancestors_ptr, depths_ptr
         )
         tokens, heads = (first_query + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
 
-        begin, stop = keys_of_tile(
-            first_row, start, earliest, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED
-        )
+        begin, stop = keys_of_tile(first_row, start, earliest, num_keys, window, chunk, GROUP, ROWS, MODE)
         segment, at, tiles = tiles_of_part(part, begin, stop, KEYS, SEGMENT, PARTS)
 
-        places = tokens * (num_kv_heads * GROUP) + heads
+        rows_of_query = tokens * (num_kv_heads * GROUP) + heads
+        places = rows_of_query
         if PARTS > 1:
             slots_of_request = request.to(tl.int64) * most_divided + rows // GROUP
             places = (slots_of_request * (num_kv_heads * GROUP) + heads) * PARTS + part
         if at < tiles:
             query = tl.load(
-                query_ptr + (tokens * query_stride + heads * DIM)[:, None] + dims[None, :],
+                query_ptr + (rows_of_query * DIM)[:, None] + dims[None, :],
                 mask=real[:, None] & (dims[None, :] < DIM),
                 other=0.0,
             )
             maxima = tl.full([ROWS], MINUS_INF, tl.float32)
             sums = tl.full([ROWS], 0.0, tl.float32)
-            if SINKING and PARTS == 1:  # a key without a value; `join_parts_kernel` adds it to parts
+            if sinks_ptr is not None and PARTS == 1:  # a key without a value; `join_parts_kernel` adds it to parts
                 maxima = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
                 sums = tl.full([ROWS], 1.0, tl.float32)
-            total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
+            total = tl.full([ROWS, padded(VALUE_DIM)], 0.0, tl.float32)
             coming = keys_of(at, segment, KEYS, SEGMENT, PARTS)
             coming_block = tl.load(table_ptr + coming // BLOCK_SIZE, mask=coming < stop, other=0)
             for tile in range(at, tiles):
@@ -155,7 +153,7 @@ def attend_pages_kernel(
                     other=0.0,
                 )
                 scores = tl.dot(query, keys, input_precision="ieee") * scale
-                if CAPPED:
+                if softcap is not None:
                     scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
                 seen = there[None, :] & is_seen(
                     key_positions[None, :],
@@ -167,9 +165,6 @@ def attend_pages_kernel(
                     window,
                     chunk,
                     MODE,
-                    WINDOWED,
-                    CHUNKED,
-                    TREE,
                 )
                 scores = tl.where(seen, scores * LOG2_E, MINUS_INF)
                 new_maxima = tl.maximum(maxima, tl.max(scores, 1))
@@ -210,9 +205,7 @@ def join_parts_kernel(
     num_heads,
     most_divided,
     VALUE_DIM: tl.constexpr,
-    PADDED_VALUE_DIM: tl.constexpr,
     PARTS: tl.constexpr,
-    SINKING: tl.constexpr,
 ):
     """Grid [B * most_divided * Hq]. What a part without keys left behind is not read, but for its maximum."""
     place = tl.program_id(0).to(tl.int64)
@@ -221,14 +214,14 @@ def join_parts_kernel(
     first_query = tl.load(cu_queries_ptr + request)
     num_queries = tl.load(cu_queries_ptr + request + 1) - first_query
     if (query < num_queries) & (num_queries <= most_divided):
-        parts, value_dims = place * PARTS + tl.arange(0, PARTS), tl.arange(0, PADDED_VALUE_DIM)
+        parts, value_dims = place * PARTS + tl.arange(0, PARTS), tl.arange(0, padded(VALUE_DIM))
         maxima = tl.load(maxima_ptr + parts)
         some = maxima > MINUS_INF
         sums = tl.load(sums_ptr + parts, mask=some, other=0.0)
         top = tl.max(maxima, 0)
         weights = tl.exp2(maxima - top)
         mass = tl.sum(weights * sums, 0)
-        if SINKING:
+        if sinks_ptr is not None:
             mass += tl.exp2(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E - top)
         inside = value_dims < VALUE_DIM
         totals = tl.load(
@@ -257,14 +250,12 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
             maxima,
             sums,
             output,
-            output if spec.sinks is None else spec.sinks,
+            spec.sinks,
             pages.cu_queries,
             num_heads,
             most_divided,
             values.shape[2],
-            padded(values.shape[2]),
             PARTS,
-            SINKING=spec.sinks is not None,
             num_warps=4,
             **ATTENTION,
         )
@@ -287,12 +278,12 @@ def _attend(
     """results: totals, maxima and sums of parts. num_queries: of a request, by which the tile is chosen."""
     num_heads, dim, (num_kv_heads, value_dim) = *query.shape[1:], values.shape[1:]
     group, count = num_heads // num_kv_heads, len(pages.num_keys) * num_kv_heads
-    tree = pages.tree or TreeMask(pages.num_keys, pages.num_keys, pages.num_keys)  # which is not read then
-    tile = tile_of(group * num_queries, max(dim, value_dim), query.dtype, tree=pages.tree is not None)
+    tree = pages.tree
+    nodes = (None,) * 4 if tree is None else (tree.num_nodes, tree.ancestors, tree.depths, tree.ancestors.shape[1])
+    tile = tile_of(group * num_queries, max(dim, value_dim), query.dtype, tree=tree is not None)
     num_pieces = -(-group * num_queries // tile["ROWS"]) * parts
     attend_pages_kernel[(num_programs(num_pieces, count), count)](
         query,
-        query.stride(0),
         keys,
         keys.stride(0),
         values,
@@ -302,31 +293,21 @@ def _attend(
         pages.block_table.stride(0),
         pages.num_keys,
         pages.cu_queries,
-        query if spec.sinks is None else spec.sinks,
-        tree.num_nodes,
-        tree.ancestors,
-        tree.depths,
-        tree.ancestors.shape[-1],
+        spec.sinks,
+        *nodes,
         num_kv_heads,
         spec.scale,
-        spec.softcap or 0.0,
-        spec.window or 0,
-        spec.chunk or 0,
+        spec.softcap,
+        spec.window,
+        spec.chunk,
         most_divided,
         GROUP=group,
         DIM=dim,
         VALUE_DIM=value_dim,
-        PADDED_DIM=padded(dim),
-        PADDED_VALUE_DIM=padded(value_dim),
         BLOCK_SIZE=pages.block_size,
         SEGMENT=SEGMENT,
-        MODE=MODES[pages.mode],
-        WINDOWED=spec.window is not None,
-        CHUNKED=spec.chunk is not None,
-        CAPPED=spec.softcap is not None,
-        SINKING=spec.sinks is not None,
+        MODE=pages.mode,
         PARTS=parts,
-        TREE=pages.tree is not None,
         **tile,
         **ATTENTION,
     )
@@ -359,8 +340,3 @@ def tile_of(num_rows: int, dim: int, dtype: torch.dtype, *, tree: bool) -> dict[
         warps = 2 if dim <= 32 else 8
     tile = {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": 2}
     return tile if exact and wide else tile | registers(255)  # such a tile spills if it has a bound
-
-
-def padded(dim: int) -> int:
-    """The width of a tile that holds a head: a power of two, as wide as a product needs."""
-    return max(16, next_power_of_two(dim))

@@ -1,57 +1,36 @@
 """Device functions of paged attention: which keys a query sees, by its mode, its window and its tree."""
 
-# ruff: noqa: ANN001, ANN201, PLR0913
+# ruff: noqa: ANN001, ANN201
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-CAUSAL, CAUSAL_BLOCK, FULL_BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-
 
 @triton.jit
 def keys_of_tile(
-    first_row,
-    start,
-    earliest,
-    num_keys,
-    window,
-    chunk,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    MODE: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CHUNKED: tl.constexpr,
+    first_row, start, earliest, num_keys, window, chunk, GROUP: tl.constexpr, ROWS: tl.constexpr, MODE: tl.constexpr
 ):
     """The first key that any query of a tile sees, and the one after the last. earliest: the first query's position."""
     begin, stop = start * 0, num_keys
-    if MODE != FULL_BLOCK:
+    if MODE != "full_block":
         stop = tl.minimum(num_keys, start + (first_row + ROWS - 1) // GROUP + 1)
-    if WINDOWED:
+    if window is not None:
         first = start - window
-        if MODE == CAUSAL:
+        if MODE == "causal":
             first = earliest - window + 1
         begin = tl.maximum(first, 0)
-    if CHUNKED:
+    if chunk is not None:
         begin = tl.maximum(begin, earliest // chunk * chunk)
     return begin, stop
 
 
 @triton.jit
-def first_node_of(num_nodes_ptr, request, num_keys, TREE: tl.constexpr):
-    """Where the nodes of a request begin among its keys."""
-    first_node = num_keys
-    if TREE:
-        first_node -= tl.load(num_nodes_ptr + request)
-    return first_node
-
-
-@triton.jit
-def placed(slots, real, earliest, first_node, ancestors_ptr, depths_ptr, TREE: tl.constexpr):
+def placed(slots, real, earliest, first_node, ancestors_ptr, depths_ptr):
     """(position of the first query, positions of all, their paths as bits) of queries that are the keys `slots`."""
     positions, ancestors = slots, slots
-    if TREE:
+    if depths_ptr is not None:
         in_tree = real & (slots >= first_node)
         earliest = tl.minimum(earliest, first_node)
         ancestors = tl.load(ancestors_ptr + slots - first_node, mask=in_tree, other=0)
@@ -61,35 +40,22 @@ def placed(slots, real, earliest, first_node, ancestors_ptr, depths_ptr, TREE: t
 
 
 @triton.jit
-def is_seen(
-    key,
-    query,
-    start,
-    first_node,
-    ancestors,
-    depths_ptr,
-    window,
-    chunk,
-    MODE: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    TREE: tl.constexpr,
-):
+def is_seen(key, query, start, first_node, ancestors, depths_ptr, window, chunk, MODE: tl.constexpr):
     """Whether queries [ROWS, 1] see keys [1, KEYS], by their positions; `start` is that of the pass's first query.
 
     Of the nodes of a tree a query sees those on its path.
     """
     seen = key >= 0
-    if MODE != FULL_BLOCK:
+    if MODE != "full_block":
         seen = key <= query
-    if TREE:
+    if depths_ptr is not None:
         node = tl.minimum(tl.maximum(key - first_node, 0), 63)
         seen = tl.where(key < first_node, seen, ((ancestors >> node) & 1) == 1)
-        if WINDOWED or CHUNKED:
+        if window is not None or chunk is not None:
             depth = tl.load(depths_ptr + node, mask=key >= first_node, other=0)
             key = tl.where(key >= first_node, first_node - 1 + depth, key)
-    if WINDOWED:
-        seen = seen & (key > query - window if MODE == CAUSAL else key >= start - window)
-    if CHUNKED:
+    if window is not None:
+        seen = seen & (key > query - window if MODE == "causal" else key >= start - window)
+    if chunk is not None:
         seen = seen & (key >= query // chunk * chunk)
     return seen
