@@ -35,7 +35,7 @@ def attention(
     types |= dict.fromkeys(("keys_stride", "values_stride"), "i32")
     types |= dict.fromkeys(("maxima_ptr", "sums_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "num_keys_ptr", "cu_queries_ptr"), "*i32")
-    types |= dict.fromkeys(("table_width", "num_kv_heads", "most_divided"), "i32")
+    types |= dict.fromkeys(("table_width", "num_kv_heads", "most_divided", "num_programs"), "i32")
     nodes = {"num_nodes_ptr": "*i32", "ancestors_ptr": "*i64", "depths_ptr": "*i32", "tree_width": "i32"}
     limits = {"window": "i32", "chunk": "i32", "softcap": "fp32", "sinks_ptr": f"*{dtype}"}
     types |= {"scale": "fp32"} | (nodes if tree else {}) | {name: limits[name] for name in having}

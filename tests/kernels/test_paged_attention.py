@@ -131,6 +131,22 @@ def test_programs_of_a_full_batch_do_not_idle_over_a_thousand_keys():
     assert kernel.num_programs(kernel.PARTS, 64 * 8) == 4
 
 
+def test_a_batch_may_have_more_key_heads_than_a_grid_has_programs_on_its_second_axis(monkeypatch):
+    grids = []
+
+    class Launched:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *arguments, **options: None
+
+    monkeypatch.setattr(kernel, "attend_pages_kernel", Launched())
+    query, keys, values, pages = inputs([(1, 9)])
+    table, num_keys = pages.block_table.expand(40_000, -1), pages.num_keys.expand(40_000)
+    many = replace(pages, block_table=table, num_keys=num_keys, cu_queries=num_keys.new_zeros(40_001))
+    kernel.attend_pages(query, keys, values, many, AttentionSpec(0.3))
+    assert [(grid[0] >= 40_000 * keys.shape[1], max(grid[1:], default=1) <= 65_535) for grid in grids] == [(True, True)]
+
+
 @pytest.mark.parametrize("num_requests", [1, 8, 64, 512, 4096])
 def test_what_parts_leave_behind_stays_small(num_requests):
     *_, pages = inputs([(1, 9)])

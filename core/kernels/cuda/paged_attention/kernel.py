@@ -56,7 +56,7 @@ def keys_of(tile, segment, KEYS: tl.constexpr, SEGMENT: tl.constexpr, PARTS: tl.
 @triton.jit(
     do_not_specialize=[
         "maxima_ptr", "sums_ptr", "table_ptr", "num_keys_ptr", "cu_queries_ptr", "num_nodes_ptr", "ancestors_ptr",
-        "depths_ptr", "tree_width", "most_divided",
+        "depths_ptr", "tree_width", "most_divided", "num_programs",
     ]
 )  # fmt: skip
 def attend_pages_kernel(
@@ -83,6 +83,7 @@ def attend_pages_kernel(
     window,
     chunk,
     most_divided,
+    num_programs,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -93,10 +94,12 @@ def attend_pages_kernel(
     MODE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Grid [any, B * Hkv]. With more parts than one it serves requests of at most `most_divided` queries, and the
-    output is fp32 [B, most_divided, Hq, parts, Dv] and not yet divided; else it serves the others.
+    """Grid [B * Hkv * num_programs]: other axes end at 65535. With more parts than one it serves requests of at most
+    `most_divided` queries, and the output is fp32 [B, most_divided, Hq, parts, Dv] and not yet divided; else it serves
+    the others.
     """
-    request, kv_head = tl.program_id(1) // num_kv_heads, tl.program_id(1) % num_kv_heads
+    pair, first_piece = tl.program_id(0) // num_programs, tl.program_id(0) % num_programs
+    request, kv_head = pair // num_kv_heads, pair % num_kv_heads
     first_query = tl.load(cu_queries_ptr + request)
     num_queries = tl.load(cu_queries_ptr + request + 1) - first_query
     num_keys = tl.load(num_keys_ptr + request)
@@ -110,7 +113,7 @@ def attend_pages_kernel(
     dims, value_dims = tl.arange(0, padded(DIM)), tl.arange(0, padded(VALUE_DIM))
     is_served = (num_queries <= most_divided) == (PARTS > 1)
     num_tiles = tl.where(is_served, (num_queries * GROUP + ROWS - 1) // ROWS, 0)
-    for number in range(tl.program_id(0), num_tiles * PARTS, tl.num_programs(0)):
+    for number in range(first_piece, num_tiles * PARTS, num_programs):
         first_row, part = number // PARTS * ROWS, number % PARTS
         rows = first_row + tl.arange(0, ROWS)
         real = rows < num_queries * GROUP
@@ -281,8 +284,8 @@ def _attend(
     tree = pages.tree
     nodes = (None,) * 4 if tree is None else (tree.num_nodes, tree.ancestors, tree.depths, tree.ancestors.shape[1])
     tile = tile_of(group * num_queries, max(dim, value_dim), query.dtype, tree=tree is not None)
-    num_pieces = -(-group * num_queries // tile["ROWS"]) * parts
-    attend_pages_kernel[(num_programs(num_pieces, count), count)](
+    each = num_programs(-(-group * num_queries // tile["ROWS"]) * parts, count)
+    attend_pages_kernel[(count * each,)](
         query,
         keys,
         keys.stride(0),
@@ -301,6 +304,7 @@ def _attend(
         spec.window,
         spec.chunk,
         most_divided,
+        each,
         GROUP=group,
         DIM=dim,
         VALUE_DIM=value_dim,
