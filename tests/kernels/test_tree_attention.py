@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from paged_inputs import BLOCK_SIZE, DEVICE, inputs
+from triton.runtime.interpreter import InterpreterBuilder
 
 from specdec.core.kernels import attention as naive
 from specdec.core.kernels import trees as masks
@@ -99,6 +100,24 @@ def test_a_tree_of_64_nodes_across_tiles_and_ranges(spec):
     given = tree_inputs("mqa", trees, [(1, 250), (1, 3)], block_size=16, max_keys=512)
     found, expected = (form.attend_pages(*given, spec) for form in (kernel, naive))
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("spec", ["window", "chunk"])
+def test_nothing_is_read_behind_the_depths_of_the_last_tree(spec, monkeypatch):
+    *tensors, pages = tree_inputs("mqa", [[-1, 0, 0]], [(1, 9)])
+    room = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    room[:3] = pages.tree.depths[0]
+    given = *tensors, replace(pages, tree=replace(pages.tree, depths=room[None, :3]))
+    behind = range(room.data_ptr() + 3 * 4, room.data_ptr() + room.nbytes)
+    load, read = InterpreterBuilder.create_masked_load, []
+
+    def watched(self, places, mask, *others):
+        read.extend(each for each in places.data[mask.data].tolist() if each in behind)
+        return load(self, places, mask, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", watched)
+    kernel.attend_pages(*given, SPECS[spec])
+    assert not read
 
 
 def test_requests_without_nodes_get_what_they_get_without_a_mask():

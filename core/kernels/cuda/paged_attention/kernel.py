@@ -158,8 +158,9 @@ def attend_pages_kernel(
                 scores = tl.dot(query, keys, input_precision="ieee") * scale
                 if softcap is not None:
                     scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
-                seen = there[None, :] & is_seen(
+                seen = is_seen(
                     key_positions[None, :],
+                    there[None, :],
                     positions[:, None],
                     start,
                     first_node,

@@ -1,6 +1,6 @@
 """Device functions of paged attention: which keys a query sees, by its mode, its window and its tree."""
 
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, PLR0913
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
@@ -40,22 +40,24 @@ def placed(slots, real, earliest, first_node, ancestors_ptr, depths_ptr):
 
 
 @triton.jit
-def is_seen(key, query, start, first_node, ancestors, depths_ptr, window, chunk, MODE: tl.constexpr):
-    """Whether queries [ROWS, 1] see keys [1, KEYS], by their positions; `start` is that of the pass's first query.
+def is_seen(key, there, query, start, first_node, ancestors, depths_ptr, window, chunk, MODE: tl.constexpr):
+    """Whether queries [ROWS, 1] see keys [1, KEYS] that are there, by their positions; `start` is that of the pass's
+    first query.
 
     Of the nodes of a tree a query sees those on its path.
     """
-    seen = key >= 0
+    seen = there
     if MODE != "full_block":
         seen = key <= query
     if depths_ptr is not None:
         node = tl.minimum(tl.maximum(key - first_node, 0), 63)
         seen = tl.where(key < first_node, seen, ((ancestors >> node) & 1) == 1)
         if window is not None or chunk is not None:
-            depth = tl.load(depths_ptr + node, mask=key >= first_node, other=0)
-            key = tl.where(key >= first_node, first_node - 1 + depth, key)
+            in_tree = there & (key >= first_node)
+            depth = tl.load(depths_ptr + node, mask=in_tree, other=0)
+            key = tl.where(in_tree, first_node - 1 + depth, key)
     if window is not None:
         seen = seen & (key > query - window if MODE == "causal" else key >= start - window)
     if chunk is not None:
         seen = seen & (key >= query // chunk * chunk)
-    return seen
+    return seen & there
