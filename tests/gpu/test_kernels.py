@@ -84,7 +84,7 @@ def test_a_graph_of_paged_attention_follows_its_inputs():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_paged_attention_of_torch_where_it_has_one(shapes, dtype):
-    if not varlen.is_served(torch.device("cuda"), dtype, BLOCK_SIZE):
+    if not varlen.is_served(torch.device("cuda"), dtype, BLOCK_SIZE, 128):
         pytest.skip("this torch attends by block table only with FlashAttention 3 activated")
     for mode in ("causal", "full_block"):
         assert_agree(varlen.attend_pages, paged(SHAPES[shapes], (8, 2), 128, dtype, mode), AttentionSpec(0.1))

@@ -21,7 +21,7 @@ from torch.nn.attention.varlen import varlen_attn
 from specdec.core.kernels import attention as naive
 from specdec.core.kernels.attention import Span, attend_by_span
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cuda.paged_attention import kernel, varlen
+from specdec.core.kernels.cuda.paged_attention import LibraryOr, kernel, varlen
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of 0 / 0 in rows that pad a tile
 MODES = ("causal", "causal_block", "full_block")
@@ -251,7 +251,24 @@ def test_torchs_own_form_is_called_as_the_installed_torch_wants_it(window):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_torchs_own_form_is_not_chosen_where_a_trial_fails(dtype):
-    assert not varlen.is_served(torch.device("cpu"), dtype, 16)
+    assert not varlen.is_served(torch.device("cpu"), dtype, 16, 64)
+
+
+@pytest.mark.parametrize(("dim", "whose"), [(256, "the library's"), (512, "ours")])
+def test_torchs_own_form_serves_heads_of_a_size_that_a_trial_takes(dim, whose, monkeypatch):
+    """FlashAttention 3 takes at most 256; a model may have layers of 256 and of 512."""
+
+    def attend(query, *others):
+        if query.shape[2] > 256:
+            raise RuntimeError("heads of at most 256")
+        return query
+
+    monkeypatch.setattr(varlen, "varlen_attn", lambda block_table, seqused_k, window_size: None)
+    monkeypatch.setattr(varlen, "is_served", varlen.is_served.__wrapped__)
+    monkeypatch.setattr(varlen, "attend_pages", attend)
+    *tensors, pages = inputs([(1, 5)], dims=(dim, dim), dtype=torch.bfloat16)
+    found = LibraryOr("ours", lambda query, *others: None)(*tensors, pages, AttentionSpec(0.3))
+    assert whose == ("ours" if found is None else "the library's")
 
 
 @pytest.mark.full

@@ -15,8 +15,8 @@ from . import varlen
 logger = logging.getLogger("specdec")
 
 AttendPages = Callable[[Tensor, Tensor, Tensor, Pages, AttentionSpec], Tensor]
-Kind = tuple[torch.device, torch.dtype, int, bool]
-"""Device, dtype, block size, and whether a layer is plain."""
+Kind = tuple[torch.device, torch.dtype, int, int, bool]
+"""Device, dtype, block size, head size, and whether a layer is plain."""
 
 
 class LibraryOr:
@@ -34,7 +34,7 @@ class LibraryOr:
             and all(each is None for each in (spec.softcap, spec.chunk, spec.sinks))
             and (spec.window is None or pages.mode == "causal")
         )
-        kind = query.device, query.dtype, pages.block_size, is_plain
+        kind = query.device, query.dtype, pages.block_size, query.shape[2], is_plain
         attend = self._serving.get(kind) or self._choose(kind)
         return attend(query, keys, values, pages, spec)
 
@@ -44,5 +44,6 @@ class LibraryOr:
         by_library = is_plain and varlen.is_served(*place)
         self._serving[kind] = varlen.attend_pages if by_library else self._attend
         name = varlen.NAME if by_library else self._name
-        logger.info("%s layers in %s on %s attend by %s", "plain" if is_plain else "other", kind[1], kind[0], name)
+        layers = f"{'plain' if is_plain else 'other'} layers with heads of {kind[3]}"
+        logger.info("%s in %s on %s attend by %s", layers, kind[1], kind[0], name)
         return self._serving[kind]

@@ -2,7 +2,7 @@
 
 torch 2.13 has the arguments, 2.11 need not. What reads block tables behind them is FlashAttention 3, a package of its
 own for Hopper: where it is installed, and nobody has activated another, it is activated here. Then the signature is
-looked at, and one small call is tried, once per device, dtype and block size.
+looked at, and one small call is tried, once per device, dtype, block size and head size.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ LIBRARY = "flash_attn_interface"
 
 
 @cache
-def is_served(device: torch.device, dtype: torch.dtype, block_size: int) -> bool:
+def is_served(device: torch.device, dtype: torch.dtype, block_size: int, head_size: int) -> bool:
     """Whether `varlen_attn` attends by block table on this device: the second of two blocks is asked for one key."""
     takes = inspect.signature(varlen_attn).parameters
     if dtype not in (torch.bfloat16, torch.float16) or not {"block_table", "seqused_k", "window_size"} <= set(takes):
         return False
     _activate(device)
-    stored = torch.zeros(2 * block_size, 1, 64, dtype=dtype, device=device)
+    stored = torch.zeros(2 * block_size, 1, head_size, dtype=dtype, device=device)
     stored[block_size] = 1
     table, num_keys = (torch.ones(shape, dtype=torch.int32, device=device) for shape in ((1, 1), (1,)))
     pages = Pages(table, num_keys, torch.arange(2, dtype=torch.int32, device=device), block_size, 1, block_size)
     try:
-        return bool(attend_pages(stored.new_ones(1, 2, 64), stored, stored, pages, AttentionSpec(1.0)).eq(1).all())
+        return bool(
+            attend_pages(stored.new_ones(1, 2, head_size), stored, stored, pages, AttentionSpec(1.0)).eq(1).all()
+        )
     except RuntimeError:  # what torch raises for arguments that no kernel behind it takes
         return False
 
