@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -41,6 +43,13 @@ def test_doctor_says_that_kernels_do_not_run(cuda_is_said_to_be_there):
     assert finding.status == "note"
     assert "does not run" in finding.found
     assert "gcc" in finding.fix
+
+
+@pytest.mark.slow
+def test_without_triton_the_rest_of_the_device_can_be_imported():
+    code = f"import sys; sys.modules['triton'] = None; import {BACKENDS['cuda'][1].partition(':')[0]}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_where_nothing_can_be_imported_pytorch_serves(monkeypatch, caplog):
