@@ -23,13 +23,12 @@ from keys import Keys
 from serving import churn, engine, make_mtp_target
 
 from specdec.core.kernels.cuda.draft_uniforms import draft_uniforms
-from specdec.core.kernels.cuda.paged_attention import warmed
+from specdec.core.kernels.cuda.paged_attention.warmed import Warmed
 from specdec.core.kernels.cuda.path_move import move_paths
 from specdec.core.kernels.cuda.rms_norm import rms_norm
 from specdec.core.kernels.cuda.tree_masks import tree_masks
 
 LAUNCHING = {
-    "attend_pages": warmed.attend_pages,
     "draft_uniforms": draft_uniforms,
     "move_paths": move_paths,
     "tree_masks": tree_masks,
@@ -39,10 +38,10 @@ LAUNCHING = {
 
 def ask_for_kernels(cuda):
     """Let what stands for a kernel launch it as well: `Keys` gathers what for, and computes nothing."""
-    stand_in = cuda.kernel
+    stand_in, launching = cuda.kernel, LAUNCHING | {"attend_pages": Warmed()}
 
     def of(plain, launches):
-        launch = LAUNCHING.get(plain.__name__)
+        launch = launching.get(plain.__name__)
         if launch is None:
             return stand_in(plain, launches)
 
@@ -58,7 +57,6 @@ def ask_for_kernels(cuda):
 
 def report(keys, case, graphs, mtp_target):
     keys.found.clear()
-    warmed.compile_forms.cache_clear()
     with emulated_cuda() as cuda:
         ask_for_kernels(cuda)
         with plain_kernels(cuda):

@@ -13,7 +13,7 @@ from ..layers.norm import fuse_rms_norms
 from .backend import CudaBackend
 from .draft_uniforms import draft_uniforms
 from .paged_attention import LibraryOr
-from .paged_attention.warmed import attend_pages
+from .paged_attention.warmed import Warmed
 from .path_move import move_paths
 from .rms_norm import KernelRMSNorm
 from .tree_masks import tree_masks
@@ -25,7 +25,7 @@ from .workspace import Workspace
 class TritonBackend(CudaBackend):
     """Our kernels wherever there is one."""
 
-    attend_pages: ClassVar[Callable[..., Tensor]] = LibraryOr("our kernel in Triton", attend_pages)
+    attend_pages: ClassVar[Callable[..., Tensor]] = LibraryOr("our kernel in Triton", Warmed())
     tree_masks: ClassVar[Form] = staticmethod(tree_masks)
     move_paths: ClassVar[Form] = staticmethod(move_paths)
     draft_uniforms: ClassVar[Callable[..., Tensor]] = staticmethod(draft_uniforms)
