@@ -11,7 +11,7 @@ from typing import Any
 from aot import DTYPES, Build, flat, main
 
 from specdec.core.kernels.cuda.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
-from specdec.core.kernels.cuda.row_filter import KEY_BITS, PIVOTS, filter_rows_kernel
+from specdec.core.kernels.cuda.row_filter import KEY_BITS, filter_rows_kernel
 from specdec.core.kernels.cuda.row_stats import draft_stats_kernel, row_stats_kernel
 from specdec.core.kernels.cuda.tree_verdict.kernel import tree_verdict_kernel
 from specdec.core.kernels.cuda.verdict import (
@@ -47,7 +47,7 @@ def row_filters(dtype: str) -> Build:
     types = {"logits_ptr": f"*{dtype}", "row_stride": "i64", "cu_rows_ptr": "*i64", "temperature_ptr": "*fp32"}
     types |= {"top_k_ptr": "*i64", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32", "maxima_ptr": "*fp32"}
     types |= {"sums_ptr": "*fp32", "cutoff_ptr": "*fp32", "vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
-    constants = {"TILE": TILE, "TILES": TILES, "SHIFT": 32 - KEY_BITS[DTYPES[dtype]], "PIVOTS": PIVOTS}
+    constants = {"TILE": TILE, "TILES": TILES, "SHIFT": 32 - KEY_BITS[DTYPES[dtype]]}
     return flat(filter_rows_kernel, types, constants, PER_ROW)
 
 

@@ -21,7 +21,7 @@ from .row_stats import TileStats
 from .row_tiles import MINUS_INF, load_stats, load_tile, row_scale
 
 KEY_BITS = {torch.float32: 32, torch.float16: 19, torch.bfloat16: 16}  # that tell values of this dtype apart in fp32
-PIVOTS = 4  # looked at in one pass
+PIVOTS = tl.constexpr(4)  # looked at in one pass
 
 COUNT = tl.constexpr(0)  # what a search adds up: logits, for top-k
 MASS = tl.constexpr(1)  # their mass, for top-p
@@ -88,32 +88,20 @@ def first_search(
 
 
 @triton.jit
-def pivot_step(least, beyond, PIVOTS: tl.constexpr):
+def pivot_step(least, beyond):
     return tl.maximum((beyond - least + PIVOTS - 1) // PIVOTS, 1)
 
 
 @triton.jit
-def amounts_above(
-    row_ptr,
-    maxima_ptr,
-    top,
-    scale,
-    cutoff,
-    what,
-    least,
-    beyond,
-    vocab_size,
-    num_tiles,
-    TILE: tl.constexpr,
-    SHIFT: tl.constexpr,
-    PIVOTS: tl.constexpr,
-):
+def amounts_above(row, cutoff, what, least, beyond, TILE: tl.constexpr, SHIFT: tl.constexpr):
     """Number or mass (of what reaches the cutoff) of a row's logits at or above each pivot, fp64 [PIVOTS].
 
-    Pivots rise from `least` in equal steps; one that is not below `beyond` has nothing above it.
+    Pivots rise from `least` in equal steps; one that is not below `beyond` has nothing above it. row: (pointer, pointer
+    to its tile maxima, maximum, scale, vocabulary size, number of tiles).
     """
+    row_ptr, maxima_ptr, top, scale, vocab_size, num_tiles = row
     lanes = tl.arange(0, PIVOTS)
-    step = pivot_step(least, beyond, PIVOTS)
+    step = pivot_step(least, beyond)
     amounts = tl.full([PIVOTS], 0.0, tl.float64)
     for tile in range(num_tiles):
         if key_of(tl.load(maxima_ptr + tile), SHIFT) >= least:
@@ -131,15 +119,13 @@ def amounts_above(
 
 
 @triton.jit
-def narrowed(
-    what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT: tl.constexpr, PIVOTS: tl.constexpr
-):
+def narrowed(what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT: tl.constexpr):
     """(what, least, beyond, wanted, cutoff) after a pass: the next pass of this search, the next search, or done.
 
     `least` always has the wanted amount at or above it, `beyond` never has.
     """
     lanes = tl.arange(0, PIVOTS)
-    step = pivot_step(least, beyond, PIVOTS)
+    step = pivot_step(least, beyond)
     wanted = tl.where(wanted < 0, top_p.to(tl.float64) * tl.max(amounts, 0), wanted)
     reached = (amounts >= wanted) & (least + lanes * step < beyond)
     least += tl.max(tl.where(reached, lanes, 0), 0) * step
@@ -154,17 +140,9 @@ def narrowed(
 
 
 @triton.jit
-def survivor_sums(
-    row_ptr,
-    maxima_ptr,
-    sums_ptr,
-    scale,
-    cutoff,
-    vocab_size,
-    num_tiles,
-    TILE: tl.constexpr,
-):
+def survivor_sums(row, sums_ptr, cutoff, TILE: tl.constexpr):
     """Replace the sums of a row's tiles by those of what reaches the cutoff."""
+    row_ptr, maxima_ptr, top, scale, vocab_size, num_tiles = row
     for tile in range(num_tiles):
         tile_top = tl.load(maxima_ptr + tile)
         kept = tl.full([], 0.0, tl.float32)
@@ -196,35 +174,32 @@ def filter_rows_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     SHIFT: tl.constexpr,
-    PIVOTS: tl.constexpr,
 ):
     """Grid [places, B]."""
     request = tl.program_id(1)
     place = request.to(tl.int64) * num_places + tl.program_id(0)
-    row = tl.load(cu_rows_ptr + request) + tl.program_id(0)
-    if row >= tl.load(cu_rows_ptr + request + 1):
+    at = tl.load(cu_rows_ptr + request) + tl.program_id(0)
+    if at >= tl.load(cu_rows_ptr + request + 1):
         return
     temperature = tl.load(temperature_ptr + request)
     scale = row_scale(temperature)
-    row_ptr = logits_ptr + row * row_stride
     maxima_ptr += place * num_tiles
     sums_ptr += place * num_tiles
     maxima, masses, top, mass, bad = load_stats(maxima_ptr, sums_ptr, scale, num_tiles, TILES)
+    row = (logits_ptr + at * row_stride, maxima_ptr, top, scale, vocab_size, num_tiles)
     top_p = tl.load(top_p_ptr + request)
     what, least, beyond, wanted, cutoff = first_search(
         maxima, top, scale, temperature, tl.load(top_k_ptr + request), top_p, tl.load(min_p_ptr + request),
         vocab_size, bad, TILES, SHIFT,
     )  # fmt: skip
     while what != DONE:
-        amounts = amounts_above(
-            row_ptr, maxima_ptr, top, scale, cutoff, what, least, beyond, vocab_size, num_tiles, TILE, SHIFT, PIVOTS
-        )
+        amounts = amounts_above(row, cutoff, what, least, beyond, TILE, SHIFT)
         what, least, beyond, wanted, cutoff = narrowed(
-            what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT, PIVOTS
+            what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT
         )
     tl.store(cutoff_ptr + place, cutoff)
     if cutoff > MINUS_INF:
-        survivor_sums(row_ptr, maxima_ptr, sums_ptr, scale, cutoff, vocab_size, num_tiles, TILE)
+        survivor_sums(row, sums_ptr, cutoff, TILE)
 
 
 def filter_rows(
@@ -253,6 +228,5 @@ def filter_rows(
         stats.tile,
         next_power_of_two(max(MIN_TILES, num_tiles)),
         32 - KEY_BITS[logits.dtype],
-        PIVOTS,
         **PER_ROW,
     )
