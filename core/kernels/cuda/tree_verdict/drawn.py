@@ -13,14 +13,8 @@ import triton.language as tl
 
 from ..row_tiles import NO_LANE, pick_lane, pick_part, row_weights, small_width
 from ..verdict.block import residual_at
-from ..verdict.residual import distribution_at, distribution_prob, distribution_tile, load_residual
-from ..verdict.standard import accept_uniform, load_row, target_prob
-
-
-@triton.jit
-def at_index(values, index, VARIANT: tl.constexpr):
-    """Read one number of a vector [places]."""
-    return tl.sum(tl.where(tl.arange(0, VARIANT.places) == index, values, 0), 0)
+from ..verdict.residual import distribution_at, distribution_tile, load_residual
+from ..verdict.standard import accept_uniform, at_index, load_row, probs_of
 
 
 @triton.jit
@@ -125,12 +119,9 @@ def try_child(row, entry, batch, kind, request, place, child, earlier, tree, VAR
     renormalised = earlier & (put_back == 0)
     mass, norm = mass_left(row, entry, batch, kind, request, place, child, renormalised, tree, VARIANT)
     token = at_index(token_ids, child, VARIANT)
-    known = (token >= 0) & (token < batch.rows.vocab_size)
-    token = tl.where(known, token, 0)
-    prob = target_prob(row, batch, token)
-    drawn = distribution_prob(batch, kind, token, request, place, VARIANT)
+    prob, drawn = probs_of(row, batch, kind, token, request, place, VARIANT)
     wanted, drawn = wanted_of(entry * prob, drawn, token, place, child, tree, VARIANT)
-    return tl.where(known, wanted, 0.0), drawn * norm, mass, norm
+    return wanted, drawn * norm, mass, norm
 
 
 @triton.jit

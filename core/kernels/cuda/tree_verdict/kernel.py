@@ -15,8 +15,8 @@ from ..row_tiles import NO_LANE, row_scale
 from ..verdict import Batch, Requests
 from ..verdict.kernel import BAD_ROW, EMPTY_RESIDUAL, PADDING, report
 from ..verdict.residual import ONE_HOT, kind_of
-from ..verdict.standard import best_of_row, draw_from_row, index_of, load_row, output_uniform
-from .drawn import at_index, draw_left, walk_drawn
+from ..verdict.standard import at_index, best_of_row, draw_from_row, index_of, load_row, output_uniform
+from .drawn import draw_left, walk_drawn
 
 
 @triton.jit

@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .residual import distribution_at, distribution_prob, load_residual, residual_tile
-from .standard import NO_PROPOSAL, accept_uniform, index_of, load_row, target_prob
+from .residual import distribution_at, load_residual, residual_tile
+from .standard import NO_PROPOSAL, accept_uniform, at_index, index_of, load_row, probs_of
 
 
 @triton.jit
@@ -60,12 +60,9 @@ def survivals_of(batch, request, length, scale, kind, lead, VARIANT: tl.constexp
         row, maxima, masses, bad = load_row(batch, request, last, scale, VARIANT)
         going = (drafted != NO_PROPOSAL) & (bad == 0)
         if going:
-            known = (drafted >= 0) & (drafted < batch.rows.vocab_size)
-            token = tl.where(known, drafted, 0)
-            prob = target_prob(row, batch, token)
-            distribution = distribution_prob(batch, kind, token, request, last, VARIANT)
+            prob, distribution = probs_of(row, batch, kind, drafted, request, last, VARIANT)
             ratio = prob / distribution
-            ratio = tl.where(known & (prob > 0) & (distribution != 0) & (ratio == ratio), ratio, 0.0)
+            ratio = tl.where((prob > 0) & (distribution != 0) & (ratio == ratio), ratio, 0.0)
             survival = tl.where(survival > 0, tl.minimum(survival * ratio, 1.0), 0.0)
             if lead:
                 tl.store(batch.outputs.token_ids + index_of(batch, request, last), drafted)
@@ -76,15 +73,10 @@ def survivals_of(batch, request, length, scale, kind, lead, VARIANT: tl.constexp
 
 
 @triton.jit
-def survival_at(survivals, place, VARIANT: tl.constexpr):
-    return tl.sum(tl.where(tl.arange(0, VARIANT.places) == place, survivals, 0.0), 0)
-
-
-@triton.jit
 def block_is_open(batch, request, survivals, last, VARIANT: tl.constexpr):
     """Whether the uniform of the last place leaves the stop to the places before it."""
     uniform = accept_uniform(batch, request, tl.maximum(last - 1, 0), last, VARIANT)
-    return (last > 0) & (uniform >= survival_at(survivals, last, VARIANT))
+    return (last > 0) & (uniform >= at_index(survivals, last, VARIANT))
 
 
 @triton.jit
@@ -93,7 +85,7 @@ def may_stop_at(batch, request, place, survivals, VARIANT: tl.constexpr):
     pass.
     """
     uniform = accept_uniform(batch, request, tl.maximum(place - 1, 0), place, VARIANT)
-    survival = survival_at(survivals, place, VARIANT)
+    survival = at_index(survivals, place, VARIANT)
     return (place == 0) | (uniform < survival), uniform, survival
 
 

@@ -23,6 +23,12 @@ def index_of(batch, request, place):
 
 
 @triton.jit
+def at_index(values, index, VARIANT: tl.constexpr):
+    """Read one number of a vector [places]."""
+    return tl.sum(tl.where(tl.arange(0, VARIANT.places) == index, values, 0), 0)
+
+
+@triton.jit
 def output_uniform(batch, request, place, depth):
     """The uniform that draws the token of a place with so many drafts on its path: that of its position."""
     requests = batch.requests
@@ -76,6 +82,15 @@ def target_prob(row, batch, token):
 
 
 @triton.jit
+def probs_of(row, batch, kind, drafted, request, place, VARIANT: tl.constexpr):
+    """(p, q) of a draft at a place; p is 0 for an id outside the vocabulary."""
+    known = (drafted >= 0) & (drafted < batch.rows.vocab_size)
+    token = tl.where(known, drafted, 0)
+    prob = tl.where(known, target_prob(row, batch, token), 0.0)
+    return prob, distribution_prob(batch, kind, token, request, place, VARIANT)
+
+
+@triton.jit
 def best_of_row(row, maxima, batch, VARIANT: tl.constexpr):
     """The token of the row maximum."""
     return first_argmax(row[0], maxima, row[1], batch.rows.vocab_size, VARIANT.tile, VARIANT.tiles)
@@ -108,9 +123,7 @@ def verify(batch, request, place, drafted, scale, greedy, kind, VARIANT: tl.cons
         u = output_uniform(batch, request, place, place)
         accepted = known & (draw_from_row(row, masses, batch, u, VARIANT) == drafted)
     else:
-        token = tl.where(known, drafted, 0)
-        prob = tl.where(known, target_prob(row, batch, token), 0.0)
-        distribution = distribution_prob(batch, kind, token, request, place, VARIANT)
+        prob, distribution = probs_of(row, batch, kind, drafted, request, place, VARIANT)
         u = accept_uniform(batch, request, place, place + 1, VARIANT)
         possible = (prob > 0) & (distribution != 0)
         accepted = possible & ((prob >= distribution) | (u * distribution < prob))
