@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from aot import DTYPES, Build, flat, main
+from aot import DTYPES, Build, main
+from triton.runtime.jit import JITFunction
 
 from specdec.core.kernels.cuda.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
 from specdec.core.kernels.cuda.row_filter import KEY_BITS, filter_rows_kernel
@@ -31,24 +32,22 @@ TILES = 32  # tiles of 8192 that a vocabulary of up to 262144 needs
 
 
 def statistics(dtype: str, skip_last: bool) -> Build:
-    types = {"logits_ptr": f"*{dtype}", "row_stride": "i64", "cu_rows_ptr": "*i64", "temperature_ptr": "*fp32"}
-    types |= {"maxima_ptr": "*fp32", "sums_ptr": "*fp32", "vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
-    return flat(row_stats_kernel, types, {"TILE": TILE, "SKIP_LAST": skip_last}, STREAMING)
+    rows = Rows(f"*{dtype}", "i64", "*fp32", "*fp32", None, "i32", "i32")
+    arguments = {"rows": rows, "cu_rows_ptr": "*i64", "temperature_ptr": "*fp32", "num_places": "i32"}
+    return built(row_stats_kernel, arguments, {"TILE": TILE, "SKIP_LAST": skip_last}, STREAMING)
 
 
 def draft_statistics(dtype: str) -> Build:
-    types = {"logits_ptr": f"*{dtype}", "lengths_ptr": "*i64"}
-    types |= {"kinds_ptr": "*u8", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
-    types |= {"vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
-    return flat(draft_stats_kernel, types, {"TILE": TILE}, STREAMING)
+    drafts = DenseLogits(f"*{dtype}", "i32", "*fp32", "*fp32", "i32")
+    arguments = {"drafts": drafts, "lengths_ptr": "*i64", "kinds_ptr": "*u8", "num_places": "i32"}
+    return built(draft_stats_kernel, arguments, {"TILE": TILE}, STREAMING)
 
 
 def row_filters(dtype: str) -> Build:
-    types = {"logits_ptr": f"*{dtype}", "row_stride": "i64", "cu_rows_ptr": "*i64", "temperature_ptr": "*fp32"}
-    types |= {"top_k_ptr": "*i64", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32", "maxima_ptr": "*fp32"}
-    types |= {"sums_ptr": "*fp32", "cutoff_ptr": "*fp32", "vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
+    arguments = {"rows": Rows(f"*{dtype}", "i64", "*fp32", "*fp32", "*fp32", "i32", "i32"), "cu_rows_ptr": "*i64"}
+    arguments |= {"temperature_ptr": "*fp32", "top_k_ptr": "*i64", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32"}
     constants = {"TILE": TILE, "TILES": TILES, "SHIFT": 32 - KEY_BITS[DTYPES[dtype]]}
-    return flat(filter_rows_kernel, types, constants, PER_ROW)
+    return built(filter_rows_kernel, arguments | {"num_places": "i32"}, constants, PER_ROW)
 
 
 def verdicts(
@@ -79,19 +78,24 @@ def verdicts(
         "scratch": Scratch(f32, "*i32"),
         "outputs": Outputs(i64, i64, i64, i64 if trees else None),
     }
-    aligned = {at for i, group in enumerate(arguments.values()) for at in _aligned(group, (i,))}
     parents, replacement = (i64, "*u8" if drawn else None) if trees else (None, None)
     of_step = Requests(i64, i64, "i64", i64, f32, i64, i64, given, given, "i32", parents, replacement)
     arguments |= of_step._asdict()
     places = 64 if trees else 16
     constant = Variant(tile=TILE, tiles=TILES, places=places, sparse=sparse, **variant)
     options = PER_BLOCK if constant.block or (trees and drawn) else PER_ROW
+    return built(tree_verdict_kernel if trees else verdict_kernel, arguments, {"VARIANT": constant}, options)
+
+
+def built(kernel: JITFunction, arguments: dict[str, Any], constants: dict[str, Any], options: dict[str, Any]) -> Build:
+    """A variant whose arguments may be tuples: their members are specialised, and no others."""
     missing = {at: None for i, each in enumerate(arguments.values()) for at in _missing(each, (i,))}
+    groups = ((each, (i,)) for i, each in enumerate(arguments.values()) if isinstance(each, tuple))
     return Build(
-        tree_verdict_kernel if trees else verdict_kernel,
-        {name: _signature(each) for name, each in arguments.items()} | {"VARIANT": "constexpr"},
-        {"VARIANT": constant} | missing,
-        aligned,
+        kernel,
+        {name: _signature(each) for name, each in arguments.items()} | dict.fromkeys(constants, "constexpr"),
+        constants | missing,
+        {at for group in groups for at in _aligned(*group)},
         options,
     )
 

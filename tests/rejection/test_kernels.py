@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels.cuda.row_filter import filter_rows
-from specdec.core.kernels.cuda.row_stats import TileStats, draft_stats, row_stats
+from specdec.core.kernels.cuda.row_stats import draft_stats, row_stats
+from specdec.core.kernels.cuda.verdict import DenseLogits, Rows
 from specdec.core.kernels.filters import FilterRows, apply_filters
 from specdec.core.kernels.row_distribution import scale_of
 
@@ -37,19 +38,27 @@ def rows(vocab_size: int, dtype: torch.dtype, bad: bool) -> Tensor:
     return logits.to(dtype).to(DEVICE)
 
 
-def empty(num_places: int, vocab_size: int, tile: int = TILE) -> TileStats:
-    shape = (3, num_places, -(-vocab_size // tile))
-    return TileStats(torch.full(shape, 9.0, device=DEVICE), torch.full(shape, 9.0, device=DEVICE), tile)
+def empty(logits: Tensor, tile: int = TILE) -> Rows:
+    num_tiles = -(-logits.shape[1] // tile)
+    maxima, sums, cutoff = (torch.full((3, 3, size), 9.0, device=DEVICE) for size in (num_tiles, num_tiles, 1))
+    return Rows(logits, logits.stride(0), maxima, sums, cutoff[..., 0], logits.shape[1], num_tiles)
 
 
-def assert_same(got: TileStats, want: TileStats) -> None:
+def assert_same(got: Rows | DenseLogits, want: Rows | DenseLogits) -> None:
     assert torch.equal(got.maxima, want.maxima)
     torch.testing.assert_close(got.sums, want.sums, rtol=1e-6, atol=0, equal_nan=True)
 
 
-def put(stats: TileStats, at: tuple[int, int], row: Tensor, temperature: Tensor, cutoff: float = -math.inf) -> None:
-    """What a row [V] is expected to leave behind, of the tokens at or above a cutoff."""
-    tiles = [part.float().cpu() for part in row.split(stats.tile)]
+def put(
+    stats: Rows | DenseLogits,
+    at: tuple[int, int],
+    row: Tensor,
+    temperature: Tensor,
+    cutoff: float = -math.inf,
+    size: int = TILE,
+) -> None:
+    """What a row [V] is expected to leave behind, of the tokens at or above a cutoff. `size`: tokens of a tile."""
+    tiles = [part.float().cpu() for part in row.split(size)]
     for i, tile in enumerate(tiles):
         top = tile[~tile.isnan()].max() if (~tile.isnan()).any() else torch.tensor(-math.inf)
         weights = ((tile - (0 if top == -math.inf else top)) * scale_of(temperature).float()).exp2()
@@ -62,8 +71,8 @@ def put(stats: TileStats, at: tuple[int, int], row: Tensor, temperature: Tensor,
 def test_row_statistics(dtype: torch.dtype, vocab_size: int, bad: bool) -> None:
     logits = rows(vocab_size, dtype, bad)
     for skip_last in (False, True):
-        got, want = empty(3, vocab_size), empty(3, vocab_size)
-        row_stats(logits, CU_ROWS.to(DEVICE), TEMPERATURE.to(DEVICE), got, skip_last)
+        got, want = empty(logits), empty(logits)
+        row_stats(got, CU_ROWS.to(DEVICE), TEMPERATURE.to(DEVICE), TILE, skip_last)
         for b, i, row in PLACES:
             if not (skip_last and row + 1 in CU_ROWS):
                 put(want, (b, i), logits[row], TEMPERATURE[b])
@@ -72,9 +81,9 @@ def test_row_statistics(dtype: torch.dtype, vocab_size: int, bad: bool) -> None:
 
 def test_statistics_of_draft_logits_are_made_where_there_are_drafts_of_that_kind() -> None:
     logits = torch.randn(3, 2, 21, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    got, want = empty(2, 21), empty(2, 21)
+    got, want = (DenseLogits(logits, 21, *torch.full((2, 3, 2, 2), 9.0, device=DEVICE), 2) for _ in range(2))
     lengths, kinds = torch.tensor([2, 1, 2]).to(DEVICE), torch.tensor([2, 2, 1], dtype=torch.uint8).to(DEVICE)
-    draft_stats(logits, lengths, kinds, got)
+    draft_stats(got, lengths, kinds, TILE)
     for at in ((0, 0), (0, 1), (1, 0)):
         put(want, at, logits[at], torch.ones(()))
     assert_same(got, want)
@@ -115,19 +124,18 @@ def test_row_filters(name: str, dtype: torch.dtype, tile: int) -> None:
         torch.tensor([min_p] * 3).to(DEVICE),
     )
     temperature = torch.tensor([0.7, 1.0, 0.0 if name == "off" else 1.3]).to(DEVICE)
-    got, got_cutoff = empty(3, 37, tile), torch.full((3, 3), 9.0, device=DEVICE)
-    row_stats(logits, CU_ROWS.to(DEVICE), temperature, got)
-    filter_rows(logits, CU_ROWS.to(DEVICE), temperature, filters, got, got_cutoff)
-    want, want_cutoff = empty(3, 37, tile), torch.full((3, 3), 9.0, device=DEVICE)
+    got, want = empty(logits, tile), empty(logits, tile)
+    row_stats(got, CU_ROWS.to(DEVICE), temperature, tile)
+    filter_rows(got, CU_ROWS.to(DEVICE), temperature, filters, tile)
     for b, i, row in PLACES:
-        want_cutoff[b, i], whole = -math.inf, logits[row, None].float()
+        want.cutoff[b, i], whole = -math.inf, logits[row, None].float()
         top, scale = whole.amax(1, keepdim=True), scale_of(temperature[b]).float().view(1, 1)
         if temperature[b] > 0 and top.isfinite():
             weights = ((whole - top) * scale).exp2().unsqueeze(2)
-            want_cutoff[b, i] = apply_filters(whole, top, scale, filters.part(slice(b, b + 1)), weights)
-        put(want, (b, i), logits[row], temperature[b], float(want_cutoff[b, i]))
+            want.cutoff[b, i] = apply_filters(whole, top, scale, filters.part(slice(b, b + 1)), weights)
+        put(want, (b, i), logits[row], temperature[b], float(want.cutoff[b, i]), tile)
     assert_same(got, want)
-    torch.testing.assert_close(got_cutoff, want_cutoff, rtol=2e-7 if min_p else 0, atol=0)
+    torch.testing.assert_close(got.cutoff, want.cutoff, rtol=2e-7 if min_p else 0, atol=0)
 
 
 def test_value_below_the_cutoff_that_shares_its_key_is_no_survivor() -> None:
@@ -135,8 +143,8 @@ def test_value_below_the_cutoff_that_shares_its_key_is_no_survivor() -> None:
     logits = torch.tensor([[3.0, 2.0, *[1.0] * 10]], dtype=torch.bfloat16, device=DEVICE)
     one = torch.ones(1, device=DEVICE)
     filters = FilterRows(torch.zeros(1, dtype=torch.int64, device=DEVICE), 0.6 * one, math.exp(-1.997) * one)
-    stats = TileStats(torch.empty(1, 1, 1, device=DEVICE), torch.empty(1, 1, 1, device=DEVICE), TILE)
-    cu_rows, cutoff = torch.tensor([0, 1], device=DEVICE), torch.empty(1, 1, device=DEVICE)
-    row_stats(logits, cu_rows, one, stats)
-    filter_rows(logits, cu_rows, one, filters, stats, cutoff)
-    assert cutoff.tolist() == [[3.0]]
+    rows, cu_rows = empty(logits), torch.tensor([0, 1], device=DEVICE)
+    rows = rows._replace(maxima=rows.maxima[:1, :1], sums=rows.sums[:1, :1])
+    row_stats(rows, cu_rows, one, TILE)
+    filter_rows(rows, cu_rows, one, filters, TILE)
+    assert rows.cutoff[0, 0] == 3.0

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from specdec.core.kernels import row_distribution as row_distribution_module
 from specdec.core.kernels.cuda.row_filter import filter_rows
-from specdec.core.kernels.cuda.row_stats import TileStats, row_stats
+from specdec.core.kernels.cuda.row_stats import row_stats
+from specdec.core.kernels.cuda.verdict import Rows
 from specdec.core.kernels.filters import FilterRows, apply_filters, largest
 from specdec.core.kernels.pick import empty_tiles
 from specdec.core.kernels.row_distribution import LOG2_E, RowDistribution, row_distribution, scale_of
@@ -98,11 +99,12 @@ def test_top_p_that_is_met_exactly_keeps_no_token_more() -> None:
 
 def cutoff_of(logits: Tensor, params: Params, tile: int) -> float:
     """The cutoff by the kernel of one row of log2 weights."""
-    stats = TileStats(*(torch.zeros(1, 1, -(-logits.shape[1] // tile), device=DEVICE) for _ in range(2)), tile)
+    num_tiles, cutoff = -(-logits.shape[1] // tile), torch.zeros(1, 1, device=DEVICE)
+    stats = torch.zeros(2, 1, 1, num_tiles, device=DEVICE)
+    rows = Rows(logits, logits.stride(0), *stats, cutoff, logits.shape[1], num_tiles)
     cu_rows, temperatures = torch.tensor([0, 1], device=DEVICE), torch.tensor([LOG2_E], device=DEVICE)
-    row_stats(logits, cu_rows, temperatures, stats)
-    cutoff = torch.zeros(1, 1, device=DEVICE)
-    filter_rows(logits, cu_rows, temperatures, filters_of((params,)), stats, cutoff)
+    row_stats(rows, cu_rows, temperatures, tile)
+    filter_rows(rows, cu_rows, temperatures, filters_of((params,)), tile)
     return float(cutoff)
 
 

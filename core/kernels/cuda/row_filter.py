@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..filters import FilterRows
 from .launch import MIN_TILES, PER_ROW, next_power_of_two
-from .row_stats import TileStats
 from .row_tiles import MINUS_INF, load_stats, load_tile, row_scale
+from .verdict import Rows
 
 KEY_BITS = {torch.float32: 32, torch.float16: 19, torch.bfloat16: 16}  # that tell values of this dtype apart in fp32
 PIVOTS = tl.constexpr(4)  # looked at in one pass
@@ -153,28 +153,11 @@ def survivor_sums(row, sums_ptr, cutoff, TILE: tl.constexpr):
         tl.store(sums_ptr + tile, kept)
 
 
-CHANGING = ["cu_rows_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "num_places"]
-
-
-@triton.jit(do_not_specialize=CHANGING)
+@triton.jit(do_not_specialize=["cu_rows_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "num_places"])
 def filter_rows_kernel(
-    logits_ptr,
-    row_stride,
-    cu_rows_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    maxima_ptr,
-    sums_ptr,
-    cutoff_ptr,
-    vocab_size,
-    num_places,
-    num_tiles,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-    SHIFT: tl.constexpr,
-):
+    rows, cu_rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_places,
+    TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
     """Grid [places, B]."""
     request = tl.program_id(1)
     place = request.to(tl.int64) * num_places + tl.program_id(0)
@@ -183,50 +166,31 @@ def filter_rows_kernel(
         return
     temperature = tl.load(temperature_ptr + request)
     scale = row_scale(temperature)
-    maxima_ptr += place * num_tiles
-    sums_ptr += place * num_tiles
-    maxima, masses, top, mass, bad = load_stats(maxima_ptr, sums_ptr, scale, num_tiles, TILES)
-    row = (logits_ptr + at * row_stride, maxima_ptr, top, scale, vocab_size, num_tiles)
+    maxima_ptr, sums_ptr = rows.maxima + place * rows.num_tiles, rows.sums + place * rows.num_tiles
+    maxima, masses, top, mass, bad = load_stats(maxima_ptr, sums_ptr, scale, rows.num_tiles, TILES)
+    row = (rows.logits + at * rows.stride, maxima_ptr, top, scale, rows.vocab_size, rows.num_tiles)
     top_p = tl.load(top_p_ptr + request)
     what, least, beyond, wanted, cutoff = first_search(
         maxima, top, scale, temperature, tl.load(top_k_ptr + request), top_p, tl.load(min_p_ptr + request),
-        vocab_size, bad, TILES, SHIFT,
+        rows.vocab_size, bad, TILES, SHIFT,
     )  # fmt: skip
     while what != DONE:
         amounts = amounts_above(row, cutoff, what, least, beyond, TILE, SHIFT)
         what, least, beyond, wanted, cutoff = narrowed(
             what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT
         )
-    tl.store(cutoff_ptr + place, cutoff)
+    tl.store(rows.cutoff + place, cutoff)
     if cutoff > MINUS_INF:
         survivor_sums(row, sums_ptr, cutoff, TILE)
 
 
-def filter_rows(
-    logits: Tensor, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, stats: TileStats, cutoff: Tensor
-) -> None:
-    """Set the cutoff [B, places] of every row, and the tile sums of filtered rows to those of the survivors.
+def filter_rows(rows: Rows, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, tile: int) -> None:
+    """Set the cutoff of every row, and the tile sums of filtered rows to those of the survivors.
 
-    A token survives if its logit is at least the cutoff. stats is what `row_stats` left; filters hold one value per
+    A token survives if its logit is at least the cutoff. rows: as `row_stats` left them; filters hold one value per
     request. A greedy row and a bad row keep their sums, with cutoff -inf: their token is their maximum.
     """
-    num_requests, num_places, num_tiles = stats.maxima.shape
-    filter_rows_kernel[(num_places, num_requests)](
-        logits,
-        logits.stride(0),
-        cu_rows,
-        temperature,
-        filters.top_k,
-        filters.top_p,
-        filters.min_p,
-        stats.maxima,
-        stats.sums,
-        cutoff,
-        logits.shape[1],
-        num_places,
-        num_tiles,
-        stats.tile,
-        next_power_of_two(max(MIN_TILES, num_tiles)),
-        32 - KEY_BITS[logits.dtype],
-        **PER_ROW,
-    )
+    num_requests, num_places, num_tiles = rows.maxima.shape
+    sampling = temperature, filters.top_k, filters.top_p, filters.min_p
+    tiles, shift = next_power_of_two(max(MIN_TILES, num_tiles)), 32 - KEY_BITS[rows.logits.dtype]
+    filter_rows_kernel[(num_places, num_requests)](rows, cu_rows, *sampling, num_places, tile, tiles, shift, **PER_ROW)

@@ -17,9 +17,9 @@ from ...rejection.types import DraftDistributions, DraftRows, SamplingRows, Unif
 from ..filters import FilterRows
 from .launch import MIN_TILES, PER_BLOCK, PER_ROW, next_power_of_two, splits_of
 from .row_filter import filter_rows
-from .row_stats import TileStats, draft_stats, row_stats
+from .row_stats import draft_stats, row_stats
 from .tree_verdict.kernel import tree_verdict_kernel
-from .verdict import DenseLogits, DenseProbs, Distributions, Requests, Rows, SparseDistribution, Variant
+from .verdict import DenseLogits, DenseProbs, Distributions, Requests, SparseDistribution, Variant
 from .verdict.kernel import verdict_kernel
 from .workspace import Workspace
 
@@ -46,28 +46,23 @@ def verify(
     num_requests, num_drafts = drafts.token_ids.shape
     trees, filters = drafts.parents is not None, sampling.any_filter
     skip_last = not trees and not filters
-    stats = _statistics(logits, requests.cu_rows, sampling, num_drafts, workspace, skip_last=skip_last)
+    rows = workspace.rows(logits, num_requests, num_drafts + 1)
+    row_stats(rows, requests.cu_rows, sampling.temperature, workspace.tile, skip_last)
+    if filters:
+        rows = rows._replace(cutoff=workspace.cutoff)
+        by_row = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
+        filter_rows(rows, requests.cu_rows, sampling.temperature, by_row, workspace.tile)
     distributions = _distributions(drafts, workspace)
-    num_tiles, drawn = stats.maxima.shape[2], distributions.kind is not None
-    rows = Rows(
-        logits=logits,
-        stride=logits.stride(0),
-        maxima=stats.maxima,
-        sums=stats.sums,
-        cutoff=workspace.cutoff if filters else None,
-        vocab_size=logits.shape[1],
-        num_tiles=num_tiles,
-    )
-    scratch = workspace.scratch(num_requests, num_drafts + 1, logits.shape[1])
+    drawn = distributions.kind is not None
     outputs = workspace.outputs(num_requests, num_drafts, trees=trees)
-    groups, variant = (rows, distributions, scratch, outputs), _variant(workspace, num_tiles, distributions)
-    variant = variant._replace(block=together and drawn)
+    groups = rows, distributions, workspace.scratch(rows), outputs
+    variant = _variant(workspace, rows.num_tiles, distributions)._replace(block=together and drawn)
     if trees:
         options = PER_BLOCK if drawn else PER_ROW
         tree_verdict_kernel[(num_requests,)](*groups, *requests, variant, **options)
     else:
         # One program per request, unless a pass over the vocabulary may be left: for a residual or the last row.
-        splits = splits_of(num_requests, num_tiles) if drawn or not filters else 1
+        splits = splits_of(num_requests, rows.num_tiles) if drawn or not filters else 1
         variant = variant._replace(skip_last=skip_last, shared=splits > 1 or not variant.block)
         options = PER_BLOCK if variant.block else PER_ROW
         verdict_kernel[(splits, num_requests)](*groups, *requests, variant, **options)
@@ -79,18 +74,6 @@ def _own_workspace(logits: Tensor, drafts: DraftRows) -> Workspace:
     draft_vocab = 0 if given is None or given.draft_logits is None else given.draft_logits.shape[2]
     num_requests, num_drafts = drafts.token_ids.shape
     return Workspace.plan(num_requests, num_drafts, logits.shape[1], logits.device, draft_vocab)
-
-
-def _statistics(
-    logits: Tensor, cu_rows: Tensor, sampling: SamplingRows, num_drafts: int, workspace: Workspace, *, skip_last: bool
-) -> TileStats:
-    """Compute the statistics of all rows, and their cutoffs if a request filters."""
-    stats = workspace.stats(len(cu_rows) - 1, num_drafts + 1, logits.shape[1])
-    row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=skip_last)
-    if sampling.any_filter:
-        filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
-        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff)
-    return stats
 
 
 def _packed_drafts(drafts: DraftRows) -> DraftRows:
@@ -139,10 +122,8 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
     if given.draft_probs is not None:
         probs = DenseProbs(given.draft_probs, given.draft_probs.shape[2])
     if given.draft_logits is not None:
-        stats = workspace.draft_stats(*given.draft_logits.shape)
-        draft_stats(given.draft_logits, drafts.lengths, given.kind, stats)
-        size, num_tiles = given.draft_logits.shape[2], stats.maxima.shape[2]
-        logits = DenseLogits(given.draft_logits, size, stats.maxima, stats.sums, num_tiles)
+        logits = workspace.draft_logits(given.draft_logits)
+        draft_stats(logits, drafts.lengths, given.kind, workspace.tile)
     if given.sparse_ids is not None and given.sparse_probs is not None:
         sparse = SparseDistribution(given.sparse_ids, given.sparse_probs, given.sparse_ids.shape[2])
     return Distributions(given.kind, probs, logits, sparse, given.t2d)

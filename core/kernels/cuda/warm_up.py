@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +16,7 @@ from ..attention_spec import TreeRows
 from ..backend import backend_of
 from .block_table import BlockTable
 from .paged_view import PagedView
-
-if TYPE_CHECKING:  # it needs Triton, and a target is warmed up without
-    from .workspace import Workspace
+from .workspace import Workspace
 
 
 def warm_up_target(target: Target, cache: KVCache, table: BlockTable, num_nodes: int = 0) -> None:

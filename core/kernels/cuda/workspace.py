@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .launch import TILE
-from .row_stats import TileStats
-from .verdict import Outputs, Scratch
+from .verdict import DenseLogits, Outputs, Rows, Scratch
 
 
 @dataclass(frozen=True)
@@ -73,20 +72,21 @@ class Workspace:
             status=integers(max_requests),
         )
 
-    def stats(self, num_requests: int, num_places: int, vocab_size: int) -> TileStats:
-        """Room for the statistics of the target's rows."""
-        shape = (num_requests, num_places, -(-vocab_size // self.tile))
-        return TileStats(_front(self.maxima, *shape), _front(self.sums, *shape), self.tile)
+    def rows(self, logits: Tensor, num_requests: int, num_places: int) -> Rows:
+        """The target's rows [R, V] with room for their statistics; nothing is cut off."""
+        vocab_size, num_tiles = logits.shape[1], -(-logits.shape[1] // self.tile)
+        maxima, sums = (_front(each, num_requests, num_places, num_tiles) for each in (self.maxima, self.sums))
+        return Rows(logits, logits.stride(0), maxima, sums, None, vocab_size, num_tiles)
 
-    def draft_stats(self, num_requests: int, num_drafts: int, draft_vocab_size: int) -> TileStats:
-        """Room for the statistics of draft distributions given as logits."""
-        shape = (num_requests, num_drafts, -(-draft_vocab_size // self.tile))
-        return TileStats(_front(self.draft_maxima, *shape), _front(self.draft_sums, *shape), self.tile)
+    def draft_logits(self, table: Tensor) -> DenseLogits:
+        """Draft distributions given as logits [B, K, Vd] with room for their statistics."""
+        size, num_tiles = table.shape[2], -(-table.shape[2] // self.tile)
+        maxima, sums = (_front(each, *table.shape[:2], num_tiles) for each in (self.draft_maxima, self.draft_sums))
+        return DenseLogits(table, size, maxima, sums, num_tiles)
 
-    def scratch(self, num_requests: int, num_places: int, vocab_size: int) -> Scratch:
+    def scratch(self, rows: Rows) -> Scratch:
         """What the programs of a request share."""
-        num_tiles = -(-vocab_size // self.tile)
-        return Scratch(_front(self.residual, num_requests, num_places, num_tiles), _front(self.counter, num_requests))
+        return Scratch(_front(self.residual, *rows.maxima.shape), _front(self.counter, len(rows.maxima)))
 
     def outputs(self, num_requests: int, num_drafts: int, *, trees: bool) -> Outputs:
         """Where the verdict goes; trees have paths."""
