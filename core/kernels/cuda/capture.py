@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,3 +47,13 @@ def copy_together(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             given.append(value)
     for to, given in together.values():
         torch._foreach_copy_(to, given)
+
+
+def fill_together(filled: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Fill each place with what is given, and behind that with as much of a padding as there is room for."""
+    places: list[Tensor] = []
+    values: list[Tensor] = []
+    for place, given, padding in filled:
+        places += [place[: len(given)], place[len(given) :]]
+        values += [given, padding[: len(place) - len(given)]]
+    copy_together(places, values)

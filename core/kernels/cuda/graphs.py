@@ -25,7 +25,7 @@ from ...cache.state_store import EvenPass, StatePass
 from ...model.target import ForwardInput, Target, TargetOutput
 from .block_table import BlockTable
 from .buckets import Bucket, batch_sizes, buckets, stateful_buckets
-from .capture import CudaCapturer, Work, copy_together
+from .capture import CudaCapturer, Work, copy_together, fill_together
 from .paged_view import PagedView
 from .static_inputs import StaticInputs
 from .warm_up import warm_up_target
@@ -139,7 +139,7 @@ class GraphedFunction:
                 self._capturer = None
                 return self._function(*tensors)
         inputs, launch, results = self._captured[kind][size]
-        _fill(inputs, tensors)
+        fill_together(zip(inputs, tensors, tensors, strict=True))  # a size is at most twice the rows, which are enough
         launch()
         return results[:count] if isinstance(results, Tensor) else tuple([each[:count] for each in results])
 
@@ -194,16 +194,6 @@ class _Computing(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Put rows in; a size is at most twice as large as the rows are many, so that these also serve as the others."""
-    places: list[Tensor] = []
-    values: list[Tensor] = []
-    for place, given in zip(inputs, tensors, strict=True):
-        places += [place[: len(given)], place[len(given) :]]
-        values += [given, given[: len(place) - len(given)]]
-    copy_together(places, values)
-
-
 @dataclass(frozen=True)
 class Passes:
     """What an engine captures: its target's steps at the start, its proposer's passes when they are first called."""
@@ -224,12 +214,10 @@ class Passes:
         capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
     ) -> Passes:
         """asked: as `EngineConfig.cuda_graphs`. target_waits: in passes. Raises ConfigError SD-E234 if both hold."""
-        if asked is False:
-            return cls(None, max_num_seqs, max_tokens, required=False)
-        if target_waits:
+        if target_waits and asked is not False:
             _refuse(asked)
-            return cls(None, max_num_seqs, max_tokens, required=False)
-        return cls(capturer(device), max_num_seqs, max_tokens, required=asked is True)
+        captures = not target_waits and asked is not False
+        return cls(capturer(device) if captures else None, max_num_seqs, max_tokens, required=asked is True)
 
     @staticmethod
     def num_tokens(max_num_seqs: int, num_draft_tokens: int, max_tokens: int) -> int:

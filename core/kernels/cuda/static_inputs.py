@@ -8,7 +8,7 @@ from torch import Tensor
 from ...model.target import ForwardInput
 from ..attention_spec import TreeRows
 from .buckets import Bucket
-from .capture import copy_together
+from .capture import fill_together
 from .paged_view import PagedView
 
 
@@ -58,19 +58,16 @@ class StaticInputs:
     def load(self, batch: ForwardInput, view: PagedView, bucket: Bucket) -> None:
         """Put a batch in. Padding requests have no tokens and the pad row; tokens of nobody go to the pad block."""
         count, requests = bucket.num_tokens, bucket.num_requests
-        places: list[Tensor] = []
-        values: list[Tensor] = []
-        for place, given, padding in (
-            (self.token_ids[:count], batch.token_ids, self._zeros),
-            (self.positions[:count], batch.positions, self._zeros),
-            (self.logits_rows[: bucket.num_rows], batch.logits_rows, self._zeros),
-            (self.rows[:requests], view.rows, self._pad_rows),
-            (self.starts[:requests], view.starts, self._zeros),
-            (self.cu_queries[: len(view.cu_queries)], view.cu_queries, self._zeros),
-            *self._trees(view, bucket),
-        ):
-            places += [place[: len(given)], place[len(given) :]]
-            values += [given, padding[: len(place) - len(given)]]
-        copy_together(places, values)
+        fill_together(
+            (
+                (self.token_ids[:count], batch.token_ids, self._zeros),
+                (self.positions[:count], batch.positions, self._zeros),
+                (self.logits_rows[: bucket.num_rows], batch.logits_rows, self._zeros),
+                (self.rows[:requests], view.rows, self._pad_rows),
+                (self.starts[:requests], view.starts, self._zeros),
+                (self.cu_queries[: len(view.cu_queries)], view.cu_queries, self._zeros),
+                *self._trees(view, bucket),
+            )
+        )
         if len(view.cu_queries) <= requests:
             self.cu_queries[len(view.cu_queries) : requests + 1].fill_(len(batch.token_ids))

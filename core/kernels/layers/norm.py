@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import torch
@@ -74,35 +74,27 @@ def _other_form(module: nn.Module, dtype: torch.dtype | None) -> Spelled | None:
     if len(weights) != 1 or not epsilons or next(module.children(), None) or next(module.buffers(), None) is not None:
         return None
     (weight,) = weights
-    if weight.dim() != 1 or weight.dtype != dtype or weight.dtype not in _FORMS:
+    if weight.dim() != 1 or weight.dtype != dtype or weight.dtype not in _TOLERANCES:
         return None
     if len(inspect.signature(module.forward).parameters) != 1:
         return None
     inputs = torch.randn(8, weight.numel(), generator=torch.Generator().manual_seed(0)) + 0.3
     inputs = (inputs * _SCALES[:, None, None]).to(weight.dtype)
     here = nn.Parameter(weight.detach().cpu(), requires_grad=False)  # a device may round otherwise, and is not asked
-    forms = zip(_FORMS[weight.dtype](here, epsilons), _FORMS[weight.dtype](weight, epsilons), strict=True)
+    forms = zip(_forms(here, epsilons), _forms(weight, epsilons), strict=True)
     return next((form for shown, form in forms if _agree(module, shown, inputs)), None)
 
 
-def _fused(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
-    for gain, eps in product((weight, 1 + weight), epsilons):
-        yield FusedRMSNorm(weight, gain, eps)
+def _forms(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
+    """What a norm with this weight may be."""
+    fused = weight.dtype == torch.float32
+    gains = (weight, 1 + weight) if fused else (weight, weight.float(), 1 + weight.float())
+    for gain, eps in product(gains, epsilons):
+        yield (FusedRMSNorm if fused else WideRMSNorm)(weight, gain, eps)
 
-
-def _wide(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
-    for gain, eps in product((weight, weight.float(), 1 + weight.float()), epsilons):
-        yield WideRMSNorm(weight, gain, eps)
-
-
-_FORMS: Mapping[torch.dtype, Callable[[nn.Parameter, set[float]], Iterator[Spelled]]] = {
-    torch.float32: _fused,
-    torch.bfloat16: _wide,
-    torch.float16: _wide,
-}
-"""What a norm of each dtype may be."""
 
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.0, torch.float16: 0.0}
+"""Of the dtypes that norms have forms for."""
 
 
 def _agree(module: nn.Module, form: Spelled, inputs: Tensor) -> bool:
