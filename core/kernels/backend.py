@@ -126,6 +126,6 @@ def compiler() -> Any:
 
 
 def is_plain_linear(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether a product with its weights is all that a layer computes: some quantise their input, and say so in a
-    `forward` of their own."""
-    return type(layer) is nn.Linear and "forward" not in vars(layer)
+    """Whether a product with its weights, as they are stored, is all that a layer computes: some quantise their input,
+    and say so in a `forward` of their own; some weights are subclasses of tensors that keep quantised values."""
+    return type(layer) is nn.Linear and "forward" not in vars(layer) and type(layer.weight) is nn.Parameter

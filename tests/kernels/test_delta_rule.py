@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from specdec.core.kernels.cpu.layers import NativeDeltaRule
+from specdec.core.kernels.cpu.layers import delta_rule
 from specdec.core.kernels.cpu.native.kernels import NativeKernels
 
 HEADS = 3
@@ -14,7 +16,7 @@ HEADS = 3
 
 @pytest.fixture(scope="module")
 def rule():
-    return NativeDeltaRule(NativeKernels.load())
+    return partial(delta_rule, NativeKernels.load())
 
 
 def inputs(count, length, key_dim, value_dim, dtype=torch.float32):

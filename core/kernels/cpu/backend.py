@@ -16,10 +16,10 @@ from ..layers.fused_linear import fuse_linears
 from ..layers.norm import Spelled, fuse_rms_norms
 from .layers import (
     LinearForm,
-    NativeDeltaRule,
     NativeLinear,
     NativeRMSNorm,
     PackedLinear,
+    delta_rule,
     narrow_linears,
     onednn_multiplies,
     pack_linears,
@@ -86,7 +86,7 @@ class NativeBackend(CpuBackend):
         return isinstance(module, NativeLinear)
 
     def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
-        return {"gated_delta_rule": NativeDeltaRule(self.kernels)}
+        return {"gated_delta_rule": partial(delta_rule, self.kernels)}
 
     def linear_form(self, layer: nn.Linear) -> LinearForm | None:
         if self.kernels.can_pack(layer.weight) and not onednn_multiplies(layer.weight, "amx_bf16"):

@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 
 from ..backend import is_plain_linear
 from ..layers.norm import Spelled
-from .native.kernels import DTYPES, NativeKernels, shape_of_linear
+from .native.kernels import NativeKernels, shape_of_linear
 
 EXPECTED_ROWS = 8  # oneDNN chooses its blocks by them
 _MULTIPLES = 32, 16  # of inputs and outputs that torch's int8 product is made for: it reads past the end of others
@@ -163,7 +163,7 @@ def _packable(model: nn.Module, form_of: FormOf) -> list[_Packable]:
     found: list[_Packable] = []
     for parent in model.modules():
         for name, layer in parent.named_children():
-            if not is_plain_linear(layer) or not is_plain(layer.weight):
+            if not is_plain_linear(layer):
                 continue
             form = form_of(layer)
             if form is not None:
@@ -177,11 +177,6 @@ def onednn_multiplies(weight: Tensor, *features: str) -> bool:
         return False
     processor = torch.cpu.get_capabilities()
     return any(processor.get(feature) for feature in features)
-
-
-def is_plain(weight: Tensor) -> bool:
-    """Not, for example, a tensor subclass that keeps quantised values and calls itself fp32."""
-    return type(weight) is nn.Parameter and weight.dtype in DTYPES
 
 
 class Int8Linear(nn.Module):
@@ -231,31 +226,27 @@ def narrow_linears(network: nn.Module, keep: nn.Module | None) -> None:
                 setattr(parent, name, Int8Linear(layer))
 
 
-class NativeDeltaRule:
-    """A delta rule by our kernel in C, in fp32."""
-
-    def __init__(self, kernels: NativeKernels) -> None:
-        self._take_tokens = kernels.delta_rule
-
-    def __call__(
-        self,
-        query: Tensor,  # [B, N, heads, D], or fewer heads, each for as many adjacent ones of the values
-        key: Tensor,  # as query
-        value: Tensor,  # [B, N, heads, Dv]
-        g: Tensor,  # [B, N, heads], logarithms of decays
-        beta: Tensor,  # [B, N, heads]
-        initial_state: Tensor | None = None,  # [B, heads, D, Dv]
-        use_qk_l2norm_in_kernel: bool = False,
-        **others: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Outputs [B, N, heads, Dv], and the state after them: the initial one changed in place where it is fp32."""
-        if query.shape[2] != value.shape[2]:
-            query, key = (each.repeat_interleave(value.shape[2] // each.shape[2], dim=2) for each in (query, key))
-        inputs = [each.float().contiguous() for each in (query, key, value, g, beta)]
-        if initial_state is None:
-            shape = *query.shape[:1], *query.shape[2:], value.shape[3]
-            state = torch.zeros(shape, dtype=torch.float32, device=query.device)
-        else:
-            state = initial_state.float().contiguous()
-        output: Tensor = self._take_tokens(*inputs, state, _EPS, int(use_qk_l2norm_in_kernel))
-        return output.to(query.dtype), state
+def delta_rule(
+    kernels: NativeKernels,
+    query: Tensor,  # [B, N, heads, D], or fewer heads, each for as many adjacent ones of the values
+    key: Tensor,  # as query
+    value: Tensor,  # [B, N, heads, Dv]
+    g: Tensor,  # [B, N, heads], logarithms of decays
+    beta: Tensor,  # [B, N, heads]
+    initial_state: Tensor | None = None,  # [B, heads, D, Dv]
+    use_qk_l2norm_in_kernel: bool = False,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
+    """A delta rule in C, in fp32: outputs [B, N, heads, Dv], and the state after them. The initial one is changed in
+    place where it is fp32.
+    """
+    if query.shape[2] != value.shape[2]:
+        query, key = (each.repeat_interleave(value.shape[2] // each.shape[2], dim=2) for each in (query, key))
+    inputs = [each.float().contiguous() for each in (query, key, value, g, beta)]
+    if initial_state is None:
+        shape = *query.shape[:1], *query.shape[2:], value.shape[3]
+        state = torch.zeros(shape, dtype=torch.float32, device=query.device)
+    else:
+        state = initial_state.float().contiguous()
+    output: Tensor = kernels.delta_rule(*inputs, state, _EPS, int(use_qk_l2norm_in_kernel))
+    return output.to(query.dtype), state

@@ -13,7 +13,6 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import is_plain_linear
 
@@ -88,15 +87,8 @@ def fuse_linears(model: nn.Module) -> None:
 
 
 def _can_join(layers: Sequence[nn.Linear]) -> bool:
-    """Whether their weights are plain ones of one kind."""
-    kinds = {(each.in_features, each.weight.dtype, each.bias is None) for each in layers}
-    return len(kinds) == 1 and all(_is_plain(layer.weight) for layer in layers)
-
-
-def _is_plain(weight: Tensor) -> bool:
-    """Not, for example, a wrapper that keeps quantised values and calls itself fp32."""
-    stored_as_said = isinstance(weight, nn.Parameter) and not is_traceable_wrapper_subclass(weight)
-    return stored_as_said and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    """Whether they are of one kind."""
+    return len({(each.in_features, each.weight.dtype, each.bias is None) for each in layers}) == 1
 
 
 def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
