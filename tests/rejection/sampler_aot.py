@@ -28,13 +28,14 @@ from specdec.core.kernels.cuda.verdict import (
 )
 from specdec.core.kernels.cuda.verdict.kernel import verdict_kernel
 
+WIDE = "stride", "size", "vocab_size"
 TILES = 32  # tiles of 8192 that a vocabulary of up to 262144 needs
 
 
 def statistics(dtype: str, skip_last: bool) -> Build:
     rows = Rows(f"*{dtype}", "i64", "*fp32", "*fp32", None, "i32", "i32")
     arguments = {"rows": rows, "cu_rows_ptr": "*i64", "temperature_ptr": "*fp32", "num_places": "i32"}
-    return built(row_stats_kernel, arguments, {"TILE": TILE, "SKIP_LAST": skip_last}, STREAMING)
+    return built(row_stats_kernel, arguments, {"TILE": TILE, "SKIP_LAST": skip_last}, STREAMING, WIDE)
 
 
 def draft_statistics(dtype: str) -> Build:
@@ -47,7 +48,7 @@ def row_filters(dtype: str) -> Build:
     arguments = {"rows": Rows(f"*{dtype}", "i64", "*fp32", "*fp32", "*fp32", "i32", "i32"), "cu_rows_ptr": "*i64"}
     arguments |= {"temperature_ptr": "*fp32", "top_k_ptr": "*i64", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32"}
     constants = {"TILE": TILE, "TILES": TILES, "SHIFT": 32 - KEY_BITS[DTYPES[dtype]]}
-    return built(filter_rows_kernel, arguments | {"num_places": "i32"}, constants, PER_ROW)
+    return built(filter_rows_kernel, arguments | {"num_places": "i32"}, constants, PER_ROW, WIDE)
 
 
 def verdicts(
@@ -87,15 +88,23 @@ def verdicts(
     return built(tree_verdict_kernel if trees else verdict_kernel, arguments, {"VARIANT": constant}, options)
 
 
-def built(kernel: JITFunction, arguments: dict[str, Any], constants: dict[str, Any], options: dict[str, Any]) -> Build:
-    """A variant whose arguments may be tuples: their members are specialised, and no others."""
+def built(
+    kernel: JITFunction,
+    arguments: dict[str, Any],
+    constants: dict[str, Any],
+    options: dict[str, Any],
+    wide: tuple[str, ...] = ("stride", "size"),
+) -> Build:
+    """A variant whose arguments may be tuples: their members are specialised, and no others. `wide`: which numbers in
+    these are multiples of 16.
+    """
     missing = {at: None for i, each in enumerate(arguments.values()) for at in _missing(each, (i,))}
     groups = ((each, (i,)) for i, each in enumerate(arguments.values()) if isinstance(each, tuple))
     return Build(
         kernel,
         {name: _signature(each) for name, each in arguments.items()} | dict.fromkeys(constants, "constexpr"),
         constants | missing,
-        {at for group in groups for at in _aligned(*group)},
+        {at for group in groups for at in _aligned(*group, wide)},
         options,
     )
 
@@ -114,11 +123,11 @@ def _missing(argument: Any, at: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield from _missing(each, (*at, i))
 
 
-def _aligned(group: Any, at: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _aligned(group: Any, at: tuple[int, ...], wide: tuple[str, ...]) -> Iterator[tuple[int, ...]]:
     for i, (name, kind) in enumerate(zip(group._fields, group, strict=True)):
         if isinstance(kind, tuple):
-            yield from _aligned(kind, (*at, i))
-        elif kind is not None and (kind.startswith("*") or name in ("stride", "size")):
+            yield from _aligned(kind, (*at, i), wide)
+        elif kind is not None and (kind.startswith("*") or name in wide):
             yield (*at, i)
 
 

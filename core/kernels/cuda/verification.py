@@ -19,7 +19,7 @@ from .launch import MIN_TILES, PER_BLOCK, PER_ROW, next_power_of_two, splits_of
 from .row_filter import filter_rows
 from .row_stats import draft_stats, row_stats
 from .tree_verdict.kernel import tree_verdict_kernel
-from .verdict import DenseLogits, DenseProbs, Distributions, Requests, SparseDistribution, Variant
+from .verdict import DenseProbs, Distributions, Requests, SparseDistribution, Variant
 from .verdict.kernel import verdict_kernel
 from .workspace import Workspace
 
@@ -116,16 +116,12 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
     given = drafts.distributions
     if given is None or not drafts.token_ids.shape[1]:
         return Distributions()
-    probs: DenseProbs | None = None
-    logits: DenseLogits | None = None
-    sparse: SparseDistribution | None = None
-    if given.draft_probs is not None:
-        probs = DenseProbs(given.draft_probs, given.draft_probs.shape[2])
-    if given.draft_logits is not None:
-        logits = workspace.draft_logits(given.draft_logits)
+    logits = None if given.draft_logits is None else workspace.draft_logits(given.draft_logits)
+    if logits is not None:
         draft_stats(logits, drafts.lengths, given.kind, workspace.tile)
-    if given.sparse_ids is not None and given.sparse_probs is not None:
-        sparse = SparseDistribution(given.sparse_ids, given.sparse_probs, given.sparse_ids.shape[2])
+    probs = None if given.draft_probs is None else DenseProbs(given.draft_probs, given.draft_probs.shape[2])
+    ids, sparse_probs = given.sparse_ids, given.sparse_probs
+    sparse = None if ids is None else SparseDistribution(ids, sparse_probs, ids.shape[2])
     return Distributions(given.kind, probs, logits, sparse, given.t2d)
 
 
