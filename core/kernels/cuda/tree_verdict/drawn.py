@@ -2,6 +2,8 @@
 
 What a place has left, R, is computed anew wherever it is read: the weight that the place came with times p, then for
 each child that failed less what that child was drawn from, and scaled. So nothing of vocabulary size is kept.
+
+at, a place: (its row, the weight that it came with, its distribution, the kind of that, its number, the tree).
 """
 
 # ruff: noqa: ANN001, ANN201, PLR0913, RUF059
@@ -45,10 +47,9 @@ def wanted_of(left, drawn, ids, place, last, tree, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def tile_of_place(
-    row, entry, batch, distribution, kind, place, last, tree, tile, WIDTH: tl.constexpr, VARIANT: tl.constexpr
-):
+def tile_of_place(batch, at, last, tile, WIDTH: tl.constexpr, VARIANT: tl.constexpr):
     """(R, q of the child `last` before it is normalised) of a tile, fp32 [WIDTH]."""
+    row, entry, distribution, kind, place, tree = at
     row_ptr, top, scale, cutoff, mass = row
     drawn = distribution_tile(batch, distribution, kind, tile, WIDTH)
     weights = row_weights(row, tile, batch.rows.vocab_size, WIDTH, batch.rows.cutoff is not None)
@@ -57,34 +58,31 @@ def tile_of_place(
 
 
 @triton.jit
-def mass_left(row, entry, batch, kind, request, place, last, earlier, tree, VARIANT: tl.constexpr):
+def mass_left(batch, at, last, earlier, VARIANT: tl.constexpr):
     """(mass of (R - q)+, what q has to be multiplied with) for the child `last` of a place."""
     HALF: tl.constexpr = VARIANT.tile // 2  # of a tile: a whole one would need too many registers
-    distribution = distribution_at(batch, kind, request, place, VARIANT)
     norm = tl.full([], 1.0, tl.float64)
     if earlier:
         total = tl.full([], 0.0, tl.float64)
         for tile in range(2 * batch.rows.num_tiles):
-            left, drawn = tile_of_place(row, entry, batch, distribution, kind, place, last, tree, tile, HALF, VARIANT)
+            left, drawn = tile_of_place(batch, at, last, tile, HALF, VARIANT)
             total += tl.sum(drawn, 0).to(tl.float64)
         norm = 1.0 / total
     mass = tl.full([], 0.0, tl.float64)
     for tile in range(2 * batch.rows.num_tiles):
-        left, drawn = tile_of_place(row, entry, batch, distribution, kind, place, last, tree, tile, HALF, VARIANT)
+        left, drawn = tile_of_place(batch, at, last, tile, HALF, VARIANT)
         rest = tl.maximum(left - drawn * norm.to(tl.float32), 0.0, propagate_nan=tl.PropagateNan.ALL)
         mass += tl.sum(rest, 0).to(tl.float64)
     return mass, norm
 
 
 @triton.jit
-def halves_left(row, entry, batch, distribution, kind, place, tree, tile, VARIANT: tl.constexpr):
+def halves_left(batch, at, tile, VARIANT: tl.constexpr):
     """The mass of R in each half of a tile, of whose children all have failed: fp32 [2]."""
     HALF: tl.constexpr = VARIANT.tile // 2
     masses = tl.zeros([2], tl.float32)
     for half in range(2):
-        left, _ = tile_of_place(
-            row, entry, batch, distribution, kind, place, NO_LANE, tree, 2 * tile + half, HALF, VARIANT
-        )
+        left, _ = tile_of_place(batch, at, NO_LANE, 2 * tile + half, HALF, VARIANT)
         masses = tl.where(tl.arange(0, 2) == half, tl.sum(left, 0), masses)
     return masses
 
@@ -94,20 +92,20 @@ def draw_left(row, entry, batch, kind, request, place, tree, u, VARIANT: tl.cons
     """A token of R, of whose children all have failed."""
     HALF: tl.constexpr = VARIANT.tile // 2
     SMALL: tl.constexpr = small_width(HALF)
-    distribution = distribution_at(batch, kind, request, place, VARIANT)
+    at = (row, entry, distribution_at(batch, kind, request, place, VARIANT), kind, place, tree)
     sums_ptr = residual_at(batch, request, place)
     for tile in range(batch.rows.num_tiles):
-        masses = halves_left(row, entry, batch, distribution, kind, place, tree, tile, VARIANT)
+        masses = halves_left(batch, at, tile, VARIANT)
         tl.store(sums_ptr + tile, tl.sum(masses, 0))
     tl.debug_barrier()
     tile, rest = pick_lane(load_residual(sums_ptr, batch.rows.num_tiles, VARIANT), u, VARIANT.tiles)
-    masses = halves_left(row, entry, batch, distribution, kind, place, tree, tile, VARIANT)
+    masses = halves_left(batch, at, tile, VARIANT)
     half, rest = pick_lane(masses.to(tl.float64), rest, 2)
     tile = 2 * tile + half
-    left, _ = tile_of_place(row, entry, batch, distribution, kind, place, NO_LANE, tree, tile, HALF, VARIANT)
+    left, _ = tile_of_place(batch, at, NO_LANE, tile, HALF, VARIANT)
     part, rest = pick_part(left, rest, HALF, SMALL)
     tile = tile * (HALF // SMALL) + part
-    left, _ = tile_of_place(row, entry, batch, distribution, kind, place, NO_LANE, tree, tile, SMALL, VARIANT)
+    left, _ = tile_of_place(batch, at, NO_LANE, tile, SMALL, VARIANT)
     lane, rest = pick_lane(left.to(tl.float64), rest, SMALL)
     return tile * SMALL + lane
 
@@ -117,7 +115,8 @@ def try_child(row, entry, batch, kind, request, place, child, earlier, tree, VAR
     """(what the place wants of a child's token, what it was drawn with, mass of (R - q)+, q's multiplier); fp64."""
     above, token_ids, scales, norms, put_back = tree
     renormalised = earlier & (put_back == 0)
-    mass, norm = mass_left(row, entry, batch, kind, request, place, child, renormalised, tree, VARIANT)
+    at = (row, entry, distribution_at(batch, kind, request, place, VARIANT), kind, place, tree)
+    mass, norm = mass_left(batch, at, child, renormalised, VARIANT)
     token = at_index(token_ids, child, VARIANT)
     prob, drawn = probs_of(row, batch, kind, token, request, place, VARIANT)
     wanted, drawn = wanted_of(entry * prob, drawn, token, place, child, tree, VARIANT)

@@ -68,16 +68,12 @@ def walk(batch, request, scale, greedy, VARIANT: tl.constexpr):
 def last_token(batch, kind, request, place, depth, entry, left, tree, scale, VARIANT: tl.constexpr):
     """(token, whether the row is bad) at the end of a path in a drawn tree; `left`: the mass of R there."""
     row, maxima, masses, bad = load_row(batch, request, place, scale, VARIANT)
-    token = tl.full([], 0, tl.int64)
-    found = tl.full([], 0, tl.int1)
+    u = output_uniform(batch, request, place, depth)
     if bad:
         token = best_of_row(row, maxima, batch, VARIANT).to(tl.int64)
-        found = tl.full([], 1, tl.int1)
-    u = output_uniform(batch, request, place, depth)
-    if (left > 0) & (found == 0):
+    elif left > 0:
         token = draw_left(row, entry, batch, kind, request, place, tree, u, VARIANT).to(tl.int64)
-        found = tl.full([], 1, tl.int1)
-    if found == 0:
+    else:
         token = draw_from_row(row, masses, batch, u, VARIANT).to(tl.int64)
     return token, bad
 
