@@ -159,16 +159,7 @@ def attend_pages_kernel(
                 if softcap is not None:
                     scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
                 seen = is_seen(
-                    key_positions[None, :],
-                    there[None, :],
-                    positions[:, None],
-                    start,
-                    first_node,
-                    ancestors[:, None],
-                    depths_ptr,
-                    window,
-                    chunk,
-                    MODE,
+                    key_positions, there, positions, start, first_node, ancestors, depths_ptr, window, chunk, MODE
                 )
                 scores = tl.where(seen, scores * LOG2_E, MINUS_INF)
                 new_maxima = tl.maximum(maxima, tl.max(scores, 1))

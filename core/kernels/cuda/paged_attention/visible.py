@@ -41,11 +41,12 @@ def placed(slots, real, earliest, first_node, ancestors_ptr, depths_ptr):
 
 @triton.jit
 def is_seen(key, there, query, start, first_node, ancestors, depths_ptr, window, chunk, MODE: tl.constexpr):
-    """Whether queries [ROWS, 1] see keys [1, KEYS] that are there, by their positions; `start` is that of the pass's
-    first query.
+    """Whether queries [ROWS] see keys [KEYS] that are there, by their positions: [ROWS, KEYS]. `start` is that of the
+    pass's first query.
 
     Of the nodes of a tree a query sees those on its path.
     """
+    key, there, query, ancestors = key[None, :], there[None, :], query[:, None], ancestors[:, None]
     seen = there
     if MODE != "full_block":
         seen = key <= query
