@@ -13,14 +13,9 @@ TILE = 128
 LARGEST_UNIFORM = 1.0 - 2.0**-53
 
 
-def tile_width(vocab_size: int) -> int:
-    """Tokens per tile; short rows need no second level."""
-    return TILE if vocab_size > TILE else 1
-
-
 def empty_tiles(num_rows: int, vocab_size: int, like: Tensor) -> Tensor:
     """Uninitialised [num_rows, tiles, width] of `like`'s dtype and device, but zero beyond the vocabulary."""
-    width = tile_width(vocab_size)
+    width = TILE if vocab_size > TILE else 1  # short rows need no second level
     num_tiles = -(-vocab_size // width)
     tiles = like.new_empty((num_rows, num_tiles, width))
     if num_tiles * width > vocab_size:

@@ -163,10 +163,7 @@ def _packable(model: nn.Module, form_of: FormOf) -> list[_Packable]:
     found: list[_Packable] = []
     for parent in model.modules():
         for name, layer in parent.named_children():
-            if not is_plain_linear(layer):
-                continue
-            form = form_of(layer)
-            if form is not None:
+            if is_plain_linear(layer) and (form := form_of(layer)) is not None:
                 found.append(_Packable(parent, name, layer, form, uses[id(layer.weight)] > 1))
     return found
 

@@ -231,9 +231,7 @@ class Passes:
 
         num_nodes: the most of a tree; 0: drafts are chains. Raises ConfigError SD-E147 if it is required.
         """
-        table = addressing.table
-        if not isinstance(table, BlockTable):
-            return target
+        table: BlockTable = addressing.table
         warm_up_target(target, cache, table, num_nodes)
         if self.capturer is None:
             return target

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,10 +21,7 @@ class StaticInputs:
         self, largest: Bucket, max_requests: int, pad_row: int, device: torch.device, num_nodes: int = 0
     ) -> None:
         """num_nodes: the most of a tree; 0: no pass has one."""
-
-        def integers(count: int) -> Tensor:
-            return torch.zeros(count, dtype=torch.int64, device=device)
-
+        integers = partial(torch.zeros, dtype=torch.int64, device=device)
         self.token_ids = integers(largest.num_tokens)
         self.positions = integers(largest.num_tokens)
         self.logits_rows = integers(largest.num_rows)

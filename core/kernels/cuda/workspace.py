@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -48,13 +49,7 @@ class Workspace:
         """Room for max_requests requests of max_drafts drafts; draft_vocab_size > 0 if distributions come as logits."""
         places = max_requests * (max_drafts + 1)
         tiles, draft_tiles = -(-vocab_size // tile), -(-draft_vocab_size // tile)
-
-        def floats(count: int) -> Tensor:
-            return torch.empty(count, dtype=torch.float32, device=device)
-
-        def integers(count: int) -> Tensor:
-            return torch.empty(count, dtype=torch.int64, device=device)
-
+        floats, integers = (partial(torch.empty, dtype=each, device=device) for each in (torch.float32, torch.int64))
         return cls(
             tile=tile,
             max_requests=max_requests,

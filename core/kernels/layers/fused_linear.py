@@ -80,15 +80,11 @@ def fuse_linears(model: nn.Module) -> None:
         children = dict(parent.named_children())
         for names in GROUPS:
             layers = [child for name in names if is_plain_linear(child := children.get(name))]
-            if len(layers) == len(names) and _can_join(layers):
+            kinds = {(each.in_features, each.weight.dtype, each.bias is None) for each in layers}
+            if len(layers) == len(names) and len(kinds) == 1:
                 group = FusedGroup(layers)
                 for place, name in enumerate(names):
                     setattr(parent, name, FusedLinear(group, place))
-
-
-def _can_join(layers: Sequence[nn.Linear]) -> bool:
-    """Whether they are of one kind."""
-    return len({(each.in_features, each.weight.dtype, each.bias is None) for each in layers}) == 1
 
 
 def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
