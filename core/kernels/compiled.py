@@ -13,15 +13,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from specdec.sdk.errors import ConfigError, message
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specdec")
 
-T = TypeVar("T")
-
 WARM_UP = (1, 1), (2, 1), (3, 2)  # tokens and rows of logits; one of anything is compiled on its own
 
 MOST_COMPILED = 16
@@ -56,6 +53,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 ON_A_GPU: dict[str, Any] = {"combo_kernels": True}  # queries and keys are turned in one launch
+_PLAIN = type(None), bool, int, float, str, torch.dtype
 _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention_contexts")
 
 # `torch.library.custom_op` would say this in fewer lines; its checks cost more than the attention of a small model.
@@ -167,8 +165,11 @@ class CompiledFunction:
             facts = {"because": _first_line(error), "so": "it runs as it is"}
             logger.warning("%s", message("SD-W303", f"torch.compile cannot compile {_name(self._plain)}", facts))
             return self._plain(*args, **named)
-        with _set(_serving, arguments.contexts):
+        before = _serving.set(arguments.contexts)
+        try:
             outputs = serving.run(*serving.weights, *arguments.tensors)
+        finally:
+            _serving.reset(before)
         self._kept.update(zip(serving.kept, outputs[serving.num_outputs :], strict=True))
         return tree_unflatten(outputs[: serving.num_outputs], serving.form)
 
@@ -210,14 +211,10 @@ class _Arguments:
             self.kind.append(len(value))
             for each in value:
                 self.add(each)
-        elif value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+        elif isinstance(value, _PLAIN):
             self.kind += (type(value), value)  # 1 and True are equal
         else:
             raise TypeError(f"an argument is of type {type(value).__name__}")
-
-    def examples(self) -> list[Tensor]:
-        """Tensors like its own, each apart from the others."""
-        return [torch.empty_like(each) for each in self.tensors]
 
     def _add_context(self, context: AttentionContext) -> None:
         view = _TensorView.of(context)
@@ -290,7 +287,7 @@ def _compile(
         forms.append((len(outputs), form, tuple(kept)))
         return [*outputs, *kept.values()]
 
-    examples = tuple(arguments.examples())
+    examples = tuple([torch.empty_like(each) for each in arguments.tensors])  # each apart from the others
     any_size = tuple(  # but of none and one: the trace is true of these alone, and export warns of what it finds so
         {place: Dim.AUTO if size > 1 else Dim.STATIC for place, size in enumerate(each.shape)} for each in examples
     )
@@ -314,16 +311,13 @@ def _weights(program: ExportedProgram) -> tuple[Tensor, ...]:
 
 def _with_tensors(value: Any, tensors: Iterator[Tensor], contexts: Sequence[AttentionContext]) -> Any:
     """A copy of arguments with other tensors, in contexts as well, or an operator in the place of a context."""
-    if isinstance(value, Tensor):
-        return next(tensors)
-    if isinstance(value, Mapping):
-        return {
-            name: _traced(each, tensors, contexts) if name == CONTEXT else _with_tensors(each, tensors, contexts)
-            for name, each in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return type(value)(_with_tensors(each, tensors, contexts) for each in value)
-    return value
+
+    def other(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return next(tensors)
+        return leaf if isinstance(leaf, _PLAIN) else _traced(leaf, tensors, contexts)
+
+    return tree_map(other, value)
 
 
 def _traced(context: AttentionContext, tensors: Iterator[Tensor], contexts: Sequence[AttentionContext]) -> Any:
@@ -331,15 +325,6 @@ def _traced(context: AttentionContext, tensors: Iterator[Tensor], contexts: Sequ
     if view is not None:
         return replace(view, table=next(tensors), storage=next(tensors))
     return _Operator(next(place for place, known in enumerate(contexts) if known is context))
-
-
-@contextmanager
-def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
-    before = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(before)
 
 
 def _name(function: Callable[..., Any]) -> str:
