@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from weakref import WeakValueDictionary
 
-from specdec.sdk.errors import RequestError
+from specdec.sdk.errors import RequestError, message
 from specdec.sdk.structured_outputs import GrammarBackend, StructuredOutputs, Vocabulary
 
 from ..registry import PluginSettings
 from ..registry.attribution import describe
 from ..registry.functions import call_offered
 from ..request.grammar import RequestGrammar
+
+logger = logging.getLogger("specdec")
 
 
 class Grammars:
@@ -60,8 +63,14 @@ class Grammars:
         if is_stuck:
             facts = {"backend": self._name, "fix": "a grammar whose texts the tokenizer can write"}
             raise RequestError("SD-E342", f"{who}: its grammar allows no token at all", facts)
+        started.on_failure = partial(self._tell, request_id)
         self._running[request_id] = started
         return started
+
+    def _tell(self, request_id: str, error: BaseException) -> None:
+        facts = {"request": repr(request_id), "backend": self._name, "error": f"{describe(error):.400}"}
+        facts["effect"] = 'the request ends with the reason "error"; the others go on'
+        logger.warning("%s", message("SD-W344", "the grammar of a request has failed", facts))
 
     @cached_property
     def backend(self) -> GrammarBackend:

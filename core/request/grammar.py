@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import wraps
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy
 import torch
@@ -13,37 +15,66 @@ from torch import Tensor
 if TYPE_CHECKING:
     from specdec.sdk.structured_outputs import GrammarState, Vocabulary
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _ANY = -1  # every bit of a word
+_FAILED: Any = SimpleNamespace(
+    has_ended=False, may_end=False, accept=lambda token_id: False, fill=lambda words: None, forced=lambda: ""
+)
+"""In the place of a state that raised: it refuses what is committed, and bars nothing until then."""
+
+
+def _contained(method: Callable[Concatenate[RequestGrammar, P], T]) -> Callable[Concatenate[RequestGrammar, P], T]:
+    """Where the backend raises, `on_failure` is told, and the grammar is stuck from then on: its request ends."""
+
+    @wraps(method)
+    def answered(grammar: RequestGrammar, /, *args: P.args, **named: P.kwargs) -> T:
+        try:
+            return method(grammar, *args, **named)
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            if isinstance(error, KeyboardInterrupt) or grammar.on_failure is None:  # an interrupt is the user's
+                raise
+            grammar.on_failure(error)
+            grammar._state = _FAILED
+            return method(grammar, *args, **named)
+
+    return answered
 
 
 class RequestGrammar:
     """A request's place in its grammar, moved by committed tokens only."""
 
     def __init__(self, state: GrammarState, vocabulary: Vocabulary) -> None:
+        self.on_failure: Callable[[BaseException], None] | None = None  # told of its errors; None: they pass
         self._state = state
         self._num_words = vocabulary.num_words
         self._here: Tensor | None = None  # what may follow the newest token. None: not asked for yet
 
+    @_contained
     def accept(self, token_id: int) -> bool:
         """Go on by a committed token. False: the grammar refuses it. What follows an end that was ignored is free."""
         self._here = None
         return self._state.has_ended or self._state.accept(token_id)
 
     @property
+    @_contained
     def is_stuck(self) -> bool:
         """Whether no token may follow."""
-        return not bool(self._mask().any())
+        return self._state is _FAILED or not bool(self._mask().any())
 
     @property
+    @_contained
     def has_ended(self) -> bool:
         """Whether an end of sequence was committed."""
         return self._state.has_ended
 
     @property
+    @_contained
     def may_end(self) -> bool:
         """Whether the text is complete as it stands."""
         return self._state.may_end
 
+    @_contained
     def allows_only(self, token_ids: Set[int]) -> bool:
         """Whether nothing but one of these may follow."""
         words = self._mask().tolist()
@@ -51,6 +82,7 @@ class RequestGrammar:
             words[token_id // 32] &= ~(1 << token_id % 32)
         return not any(word & 0xFFFFFFFF for word in words)
 
+    @_contained
     def masks(self, drafts: Sequence[int], parents: Sequence[int] | None = None) -> Tensor:
         """Which tokens may follow the newest token and each of n drafts: bits, [n + 1, num_words] int32.
 
@@ -82,6 +114,7 @@ class RequestGrammar:
                         rows[child + 1] = _ANY
                 path.append(iter(() if self._state.has_ended else children.get(child, ())))
 
+    @_contained
     def allowed(self, suffix: Sequence[int], vocab_size: int) -> Tensor:
         """Which tokens may follow a suffix, [V] bool; none where it is refused itself."""
         words, num_accepted = torch.zeros(self._num_words, dtype=torch.int32), 0
@@ -95,6 +128,7 @@ class RequestGrammar:
             self._state.rollback(num_accepted)
         return unpacked(words[None], vocab_size)[0]
 
+    @_contained
     def forced(self) -> str:
         """The text that must follow. "" means that none is known."""
         return "" if self._state.has_ended else self._state.forced()

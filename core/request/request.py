@@ -104,7 +104,7 @@ class FinishReason(Enum):
     STOP = "stop"  # end of sequence, a stop token or a stop text
     LENGTH = "length"  # max_tokens or max_model_len
     ABORT = "abort"
-    ERROR = "error"  # its grammar refuses the token that was sampled, or allows none
+    ERROR = "error"  # its grammar refuses the token that was sampled, allows none, or failed
 
 
 @dataclass(eq=False)

@@ -299,6 +299,60 @@ def test_a_backend_that_fails_before_the_first_token_refuses_the_request(call, e
         grammars.start(StructuredOutputs(regex="a"), "7")
 
 
+class FailingLater:
+    """A backend whose states count the calls of one kind, and raise in the last that is allowed."""
+
+    def __init__(self, backend, call, error, allowed):
+        self.backend, self.call, self.error, self.allowed = backend, call, error, allowed
+
+    def compile(self, asked):
+        return FailingLater(self.backend.compile(asked), self.call, self.error, self.allowed)
+
+    def start(self):
+        return FailingLater(self.backend.start(), self.call, self.error, self.allowed)
+
+    def __getattr__(self, name):
+        if name == self.call:
+            self.allowed -= 1
+            if self.allowed <= 0:
+                raise self.error
+        return getattr(self.backend, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "error"),
+    [
+        ("plain", "has_ended", Panic("it broke")),
+        ("plain", "accept", ValueError("it broke")),
+        ("plain", "fill", Panic("it broke")),
+        ("forced", "accept", ValueError("it broke")),
+        ("forced", "fill", ValueError("it broke")),
+        ("forced", "rollback", ValueError("it broke")),
+        ("forced", "forced", Panic("it broke")),
+    ],
+)
+def test_a_backend_that_fails_in_the_middle_of_a_text_ends_that_request_alone(name, call, error, caplog):
+    asked = SamplingParams(max_tokens=24, seed=1, structured_outputs={"regex": "[a-c]{6}(, [0-9]{1,3}){9}"})
+    others = PROMPTS[:2], [asked, SamplingParams(max_tokens=24, seed=2)]
+    with drafting(name) as llm:
+        alone = [each.outputs[0].token_ids for each in llm.generate(*others)]
+        grammars = parts_of(llm.engine).grammars
+        works, grammars.backend = (
+            grammars.backend,
+            FailingLater(grammars.backend, call, error, 4 if call == "rollback" else 9),
+        )
+        failing = llm.engine.get_request(llm.engine.add_request(PROMPTS[2], asked, "the one"))
+        grammars.backend = works
+        assert [each.outputs[0].token_ids for each in llm.generate(*others)] == alone
+        run(llm.engine)
+    assert failing.finish_reason is FinishReason.ERROR
+    assert 0 < failing.num_output_tokens < 24
+    assert re.fullmatch("[a-c]{0,6}[0-9, ]*", failing.detokenizer.text(finished=True)), "nothing is put out unmasked"
+    [said] = [record.getMessage() for record in caplog.records if "SD-W344" in record.getMessage()]
+    assert "'the one'" in said
+    assert "it broke" in said
+
+
 def test_a_proposer_that_reads_grammars_is_refused_elsewhere():
     with pytest.raises(Refusal, match="grammar@1"):
         LLM("tiny", speculative_config=PROPOSERS["forced"] | {"isolation": "process"})
