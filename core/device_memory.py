@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Sequence
 from math import prod
+from pathlib import Path
 
 import psutil
 import torch
 from torch import Tensor
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container reads its limits (cgroup v2)."""
 
 
 class CudaMemory:
@@ -38,7 +43,17 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(psutil.virtual_memory().available)
+    return int(min(psutil.virtual_memory().available, _left_to_container()))
+
+
+def _left_to_container() -> float:
+    """Bytes below a container's limit, counted likewise; without a limit, infinity."""
+    try:
+        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(counts["active_file"]) + int(counts["inactive_file"]), 0)
+    except (OSError, ValueError):  # of "max", which is no number
+        return math.inf
 
 
 def spare_memory(device: torch.device) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from engine_helpers import make_llm
 from inside import target_of
 
+from specdec.core import device_memory
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.memory import left_by_a_step
 from specdec.sdk import ConfigError
@@ -58,3 +60,15 @@ def test_a_share_outside_of_the_device_is_refused():
 def test_a_budget_that_holds_no_block_is_refused():
     with pytest.raises(ConfigError, match="SD-E150"):
         make_llm(kv_cache_memory_gib=1e-6)
+
+
+def test_the_limit_of_a_container_counts_without_what_only_caches_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_memory, "CGROUP", tmp_path)
+    machine = device_memory.free_memory(torch.device("cpu"))
+    (tmp_path / "memory.current").write_text("5000\n")
+    (tmp_path / "memory.stat").write_text("anon 3000\nactive_file 1500\ninactive_file 400\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert device_memory.free_memory(torch.device("cpu")) > machine // 2
+    for limit, free in ((6000, 2900), (4000, 900), (3000, 0)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert device_memory.free_memory(torch.device("cpu")) == free
