@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -29,6 +29,43 @@ def upload(lists: Lists, device: torch.device, floats: Lists = ()) -> list[Tenso
         place.numpy()[:] = numbers
     sent = _parts(staged.to(device, non_blocking=True), len(integers))
     return [*_apart(sent[0], sizes), *(_apart(sent[1], single_sizes) if floats else ())]
+
+
+class RowLists:
+    """A list of integers for each row of an engine, kept on a device from step to step: only what is new is sent.
+
+    Within a generation of a row its list only grows.
+    """
+
+    def __init__(self, table: Tensor, pad: int | None = None) -> None:
+        """table [rows, most]. pad: what stands behind a list. None means anything."""
+        self.table = table
+        self._pad = [] if pad is None else [pad]
+        self._sent: dict[int, tuple[int, int]] = {}  # by row: generation, numbers of its list that are there
+        self._coming: dict[int, tuple[int, int]] = {}  # the same of what `write` writes
+
+    def changes(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> tuple[list[int], list[int]]:
+        """Places in the flat table, and what is missing there, for `write`. owned: row, generation and list of each."""
+        self._coming = {}
+        places: list[int] = []
+        entries: list[int] = []
+        for row, generation, values in owned:
+            of, count = self._sent.get(row, (generation, 0))
+            same = count if of == generation else 0
+            if same != count or same != len(values):
+                new = [*values[same:], *self._pad * (count - len(values))]
+                first = row * self.table.shape[1] + same
+                places += range(first, first + len(new))
+                entries += new
+                self._sent[row] = -1, max(count, len(values))  # until `write`, after which an interrupt may come
+                self._coming[row] = generation, len(values)
+        return places, entries
+
+    def write(self, places: Tensor, entries: Tensor) -> None:
+        """Put entries [n] at their places [n]: the last `changes`."""
+        if len(places):
+            self.table.view(-1).index_copy_(0, places, entries.to(self.table.dtype))
+        self._sent |= self._coming
 
 
 def _on_host(lists: Lists, dtype: type[np.generic]) -> Sequence[Tensor]:

@@ -49,31 +49,3 @@ class DeviceHistory:
     def tail(self, num_tokens: int) -> Tensor:
         places = self.lengths[:, None] + torch.arange(-num_tokens, 0, device=self.lengths.device)
         return self.table[self.slots[:, None], places.clamp(min=0)].masked_fill(places < 0, PADDING_TOKEN_ID)
-
-
-class HistoryTable:
-    """The tokens of every running request on a device, to which each step adds what is new."""
-
-    def __init__(self, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
-        self._tokens = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int64, device=device)
-        self._marks: dict[int, tuple[int, int]] = {}  # by row: generation, tokens written
-        self._coming: dict[int, tuple[int, int]] = {}  # the same of what `shown` writes
-
-    def news(self, committed: Sequence[Committed]) -> tuple[list[int], list[int]]:
-        """Places in the flat memory where tokens are missing, and the tokens, for `shown`."""
-        width, self._coming = self._tokens.shape[1], {}
-        places: list[int] = []
-        news: list[int] = []
-        for each in committed:
-            generation, written = self._marks.get(each.row, (-1, 0))
-            self._coming[each.row] = each.generation, each.length
-            first, start = each.row * width, written if generation == each.generation else 0
-            places += range(first + start, first + each.length)
-            news += each.request.token_ids[start : each.length]
-        return places, news
-
-    def shown(self, places: Tensor, news: Tensor, slots: Tensor, lengths: Tensor) -> DeviceHistory:
-        """Write what `news` gave, once it is on the device, and show the requests in these slots."""
-        self._tokens.view(-1).index_copy_(0, places, news)
-        self._marks |= self._coming
-        return DeviceHistory(self._tokens, slots, lengths)

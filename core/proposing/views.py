@@ -15,10 +15,10 @@ from specdec.sdk.extensions import RejectedTokens, TargetTokens, Trees
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import KeptTokens, SamplingView, StepView, TargetInfo, TokenHistory
 
-from ..cache.transfer import upload
+from ..cache.transfer import RowLists, upload
 from ..kernels.backend import backend_of
 from ..request.request import COLUMNS, Committed
-from .token_history import HistoryTable, HostHistory
+from .token_history import DeviceHistory, HostHistory
 from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
 from .tree_views import accepted_nodes, kept_first, kept_places
 
@@ -71,8 +71,10 @@ class ViewBuilder:
         shown = {"history": needs.history, "hidden": needs.hidden_states, "sampling": needs.sampling}
         shown |= {"top_ids": tokens, "top_logprobs": tokens, "rejected": self._shows_rejected}
         self.absent = frozenset(name for name, declared in shown.items() if not declared)  # from the views
-        in_table = needs.history and needs.placement == "device"
-        self._table = HistoryTable(info.max_num_seqs, info.max_model_len, self.device) if in_table else None
+        self._table: RowLists | None = None  # of the tokens of every running request
+        if needs.history and needs.placement == "device":
+            size = info.max_num_seqs, info.max_model_len
+            self._table = RowLists(torch.zeros(size, dtype=torch.int64, device=self.device))
 
     def build(
         self,
@@ -154,7 +156,10 @@ class ViewBuilder:
     def _device_view(
         self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, may_pad: bool
     ) -> tuple[StepView, Tensor]:
-        new_places, new_tokens = ([], []) if self._table is None else self._table.news(committed)
+        new_places, new_tokens = list[int](), list[int]()
+        if self._table:
+            owned = ((each.row, each.generation, each.request.token_ids) for each in committed)
+            new_places, new_tokens = self._table.changes(owned)
         places = _if_not_all(kept_first(committed), batch)
         kept = _columns(committed, [each.num_rows for each in committed])
         more = {"new_places": new_places, "new_tokens": new_tokens, "places": places}
@@ -175,9 +180,9 @@ class ViewBuilder:
         )
         rejected = rejected_on_device(shown, sent["num_rejected"]) if self._shows_rejected else None
         history = None
-        if self._table is not None:
-            facts = ("new_places", "new_tokens", "slots", "committed_length")
-            history = self._table.shown(*(sent[name] for name in facts))
+        if self._table:
+            self._table.write(sent["new_places"], sent["new_tokens"])
+            history = DeviceHistory(self._table.table, sent["slots"], sent["committed_length"])
         return self._view(committed, sent, shown, rejected, history), sent["own_slots"]
 
     def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:

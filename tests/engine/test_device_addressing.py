@@ -116,7 +116,7 @@ def test_what_an_interrupted_step_did_not_write_is_sent_again():
 def test_what_an_interrupted_step_wrote_for_somebody_else_is_written_over():
     table = BlockTable(1, 4, PAD, CPU)
     places, entries = table.changes([(0, 1, [5, 6, 8])])
-    table._all.view(-1)[torch.tensor(places)] = torch.tensor(entries, dtype=torch.int32)  # interrupted here
+    table.table.view(-1)[torch.tensor(places)] = torch.tensor(entries, dtype=torch.int32)  # interrupted here
     table.update([(0, 2, [9])])
     assert table.blocks[0].tolist() == [9, PAD, PAD, PAD]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +11,9 @@ from engine_helpers import GREEDY, counter, make_llm, run
 from inside import drafts_of, proposer_of, scheduler_of
 
 from specdec import SamplingParams
+from specdec.core.cache.transfer import RowLists
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.proposing.token_history import DeviceHistory, HistoryTable, HostHistory
+from specdec.core.proposing.token_history import DeviceHistory, HostHistory
 from specdec.core.proposing.views import Computed, StepRandom, ViewBuilder
 from specdec.core.request.request import Committed, Request, Scheduled
 from specdec.sdk import Needs, Phase, Refusal
@@ -376,14 +376,13 @@ def test_the_end_of_a_text_is_padded_before_its_first_token_on_the_host_and_on_a
 
 
 def test_tokens_that_an_interrupted_step_did_not_write_are_sent_again():
-    table = HistoryTable(2, 8, torch.device("cpu"))
-    row = SimpleNamespace(row=1, generation=1, length=3, request=SimpleNamespace(token_ids=[5, 6, 7]))
-    table.news([row])  # and nobody writes
-    shown = torch.tensor([1]), torch.tensor([3])  # slots and lengths
-    table.shown(*map(torch.LongTensor, table.news([])), *shown)
-    history = table.shown(*map(torch.LongTensor, table.news([row])), *shown)
-    assert history.of(0).tolist() == [5, 6, 7]
-    assert table.news([row]) == ([], [])
+    table = RowLists(torch.zeros(2, 8, dtype=torch.int64))
+    row = 1, 1, [5, 6, 7]
+    table.changes([row])  # and nobody writes
+    table.write(*map(torch.LongTensor, table.changes([])))
+    table.write(*map(torch.LongTensor, table.changes([row])))
+    assert table.table[1, :3].tolist() == [5, 6, 7]
+    assert table.changes([row]) == ([], [])
 
 
 def test_numbers_beyond_those_of_a_draft_go_on_the_same_stream():
