@@ -14,7 +14,6 @@ from .cache.kv_cache import KVCache as KVCache
 from .cache.kv_cache import LayerShape as LayerShape
 from .cache.row_table import RowTable as RowTable
 from .cache.state_store import StateLayout as StateLayout
-from .cache.state_store import StatePass as StatePass
 from .cache.state_store import StateStore as StateStore
 from .cache.transfer import upload as upload
 from .config.engine_config import EngineConfig as EngineConfig

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -56,6 +57,20 @@ class HiddenStates:
 
     def _keep_output(self, wanted: HiddenState, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.kept[wanted] = output if isinstance(output, Tensor) else output[0]
+
+
+def passed_through(modules: Iterable[nn.Module], run: Callable[[], object]) -> dict[nn.Module, tuple[Any, Any]]:
+    """The arguments of each of these modules that a pass calls, and what it returned."""
+    seen: dict[nn.Module, tuple[Any, Any]] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen[module] = args, output
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(keep))
+        run()
+    return seen
 
 
 def decoder_layers(decoder: nn.Module, num_layers: int, config: Any) -> nn.ModuleList:

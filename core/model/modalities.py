@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
+
+from .hidden_states import passed_through
 
 
 class LeftOut(nn.Module):
@@ -16,7 +17,8 @@ class LeftOut(nn.Module):
 def leave_out_unused(model: Any, run: Callable[[], object]) -> None:
     """Take out what `run`, a pass of text, does not call, but nothing of the decoder or the head."""
     decoder = set(model.get_decoder().modules())
-    places = _unused(model, _called(model, run) | {model.get_output_embeddings()}, decoder)
+    called = {*passed_through(model.modules(), run), model.get_output_embeddings()}
+    places = _unused(model, called, decoder)
     for parent, name, _ in places:
         setattr(parent, name, LeftOut())
     try:
@@ -24,19 +26,6 @@ def leave_out_unused(model: Any, run: Callable[[], object]) -> None:
     except Exception:  # it is read, though not called
         for parent, name, module in places:
             setattr(parent, name, module)
-
-
-def _called(model: nn.Module, run: Callable[[], object]) -> set[nn.Module]:
-    called: set[nn.Module] = set()
-
-    def note(module: nn.Module, args: object) -> None:
-        called.add(module)
-
-    with ExitStack() as hooks:
-        for module in model.modules():
-            hooks.enter_context(module.register_forward_pre_hook(note))
-        run()
-    return called
 
 
 def _unused(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -16,7 +16,7 @@ from specdec.sdk.errors import CheckpointError, Refusal, did_you_mean
 
 from ..kernels.attention_spec import AttentionContext
 from .attention import ShapeProbe, attention_arguments
-from .hidden_states import decoder_layers
+from .hidden_states import decoder_layers, passed_through
 from .target import TargetModel
 
 _NUM_TOKENS = 2  # of the pass that shows what goes through layers
@@ -58,7 +58,7 @@ class PartialTarget:
         self._target, self._rows = target, _AdaptedRows()
         found = decoder_layers(target.model.get_decoder(), target.num_layers, target.model.config)
         path = next(name for name, module in target.model.named_modules() if module is found)
-        _, output = _passed_through(target, {found[0]})[found[0]]
+        _, output = passed_through(found[:1], partial(target.dummy_pass, _NUM_TOKENS, 1))[found[0]]
         returns_tuple = isinstance(output, tuple)
         left_out = {f"{path}.{i}": _without(found[i], returns_tuple) for i in range(len(found)) if i not in layers}
         changed = _adapted_layers(target, adapter, self._rows) if adapter else {}
@@ -131,27 +131,13 @@ def _adapted_layers(target: TargetModel, adapter: Mapping[str, nn.Module], rows:
     for name in adapter:
         if name not in known:
             raise _misfit(name, "a layer of the target", "none", did_you_mean(name, known))
-    seen = _passed_through(target, {known[name] for name in adapter})
+    seen = passed_through({known[name] for name in adapter}, partial(target.dummy_pass, _NUM_TOKENS, 1))
     for name, term in adapter.items():
         args, output = seen.get(known[name], ((), None))
         if not args or not isinstance(output, Tensor):
             raise _misfit(name, "a layer that the target runs by its name, on one tensor", type(known[name]).__name__)
         _require_sizes(name, term, args[0], output)
     return {name: _Adapted(known[name], term, rows) for name, term in adapter.items()}
-
-
-def _passed_through(target: TargetModel, layers: Collection[nn.Module]) -> dict[nn.Module, tuple[Any, Any]]:
-    """The arguments of each of these layers in one pass of the target, and what it returned."""
-    seen: dict[nn.Module, tuple[Any, Any]] = {}
-
-    def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen[module] = args, output
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_hook(keep))
-        target.dummy_pass(_NUM_TOKENS, 1)
-    return seen
 
 
 def _require_sizes(name: str, term: nn.Module, input: Tensor, output: Tensor) -> None:
