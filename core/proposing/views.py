@@ -13,12 +13,11 @@ from torch import Tensor
 
 from specdec.sdk.extensions import RejectedTokens, TargetTokens, Trees
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import KeptTokens, SamplingView, StepView, TargetInfo, TokenHistory
+from specdec.sdk.types import PADDING_TOKEN_ID, KeptTokens, SamplingView, StepView, TargetInfo, TokenHistory
 
 from ..cache.transfer import RowLists, upload
 from ..kernels.backend import backend_of
 from ..request.request import COLUMNS, Committed
-from .token_history import DeviceHistory, HostHistory
 from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
 from .tree_views import accepted_nodes, kept_first, kept_places
 
@@ -52,6 +51,44 @@ class StepRandom:
 
     def _first(self, count: int) -> Tensor:
         return backend_of(self.keys.device.type).draft_uniforms(self.keys, self.positions, count)
+
+
+@dataclass(frozen=True)
+class HostHistory:
+    """Read where the engine keeps them: from each request's list."""
+
+    committed: Sequence[Committed]
+
+    def token_ids(self, request: int, start: int = 0) -> list[int]:
+        each = self.committed[request]
+        return each.request.token_ids[start : each.length]
+
+    def of(self, request: int, start: int = 0) -> Tensor:
+        return torch.tensor(self.token_ids(request, start), dtype=torch.int64)
+
+    def tail(self, num_tokens: int) -> Tensor:
+        ends = [self.token_ids(b, max(each.length - num_tokens, 0)) for b, each in enumerate(self.committed)]
+        padded = [[PADDING_TOKEN_ID] * (num_tokens - len(end)) + end for end in ends]
+        return torch.tensor(padded, dtype=torch.int64).reshape(len(ends), num_tokens)
+
+
+@dataclass(frozen=True)
+class DeviceHistory:
+    """Read from a table on the device."""
+
+    table: Tensor  # [max_num_seqs, max_model_len] int64, by slot
+    slots: Tensor  # [B]
+    lengths: Tensor  # [B]
+
+    def token_ids(self, request: int, start: int = 0) -> list[int]:
+        return self.of(request, start).tolist()
+
+    def of(self, request: int, start: int = 0) -> Tensor:
+        return self.table[self.slots[request], start : int(self.lengths[request])].clone()
+
+    def tail(self, num_tokens: int) -> Tensor:
+        places = self.lengths[:, None] + torch.arange(-num_tokens, 0, device=self.lengths.device)
+        return self.table[self.slots[:, None], places.clamp(min=0)].masked_fill(places < 0, PADDING_TOKEN_ID)
 
 
 class ViewBuilder:

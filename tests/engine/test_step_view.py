@@ -13,8 +13,7 @@ from inside import drafts_of, proposer_of, scheduler_of
 from specdec import SamplingParams
 from specdec.core.cache.transfer import RowLists
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.proposing.token_history import DeviceHistory, HostHistory
-from specdec.core.proposing.views import Computed, StepRandom, ViewBuilder
+from specdec.core.proposing.views import Computed, DeviceHistory, HostHistory, StepRandom, ViewBuilder
 from specdec.core.request.request import Committed, Request, Scheduled
 from specdec.sdk import Needs, Phase, Refusal
 from specdec.testing import fake_target_info

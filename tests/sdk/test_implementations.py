@@ -8,8 +8,7 @@ import pytest
 
 from specdec.core.proposing.services import BlockDraftKV, EngineServices
 from specdec.core.proposing.target_access import CachedKV, CachedLayers
-from specdec.core.proposing.token_history import DeviceHistory, HostHistory
-from specdec.core.proposing.views import StepRandom
+from specdec.core.proposing.views import DeviceHistory, HostHistory, StepRandom
 from specdec.sdk import Services
 from specdec.sdk.extensions import DraftKVStore, LayerRunner, TargetKVReader
 from specdec.sdk.types import DraftRandom, TokenHistory
