@@ -17,18 +17,21 @@ from specdec.sdk.errors import ProposerError
 
 from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams, params_of_each
-from .engine.engine import PROMETHEUS, Engine, finish_reason_of
+from .engine.engine import Engine, finish_reason_of
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
 from .model.tokenizer import default_params
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
+from .registry.functions import call_offered
 from .request.chat import Message
 from .request.metrics import Metric
 from .request.prompts import Prompt, as_prompts
 from .request.request import Committed, Request
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+PROMETHEUS = "prometheus"
+"""Metrics are exported in this format unless another is named; see adapters/prometheus.py."""
 
 
 class LLM:
@@ -66,7 +69,7 @@ class LLM:
 
         Raises RequestError before anything runs if one of the prompts can never be served.
         """
-        with self.engine.entered("generate"):
+        with self.engine.turn.taken("generate"):
             submitted = self._submit(prompts, sampling_params)
             try:
                 while any(prompt.running for prompt in submitted):
@@ -166,7 +169,8 @@ class LLM:
 
         Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
         """
-        return self.engine.export_metrics(exporter)
+        plugins = self.engine.parts.plan.plugins
+        return call_offered("metrics_exporters", exporter, self.get_metrics(), str, plugins, ())
 
     def save_proposer_state(self, path: str | Path) -> None:
         """Have the proposer write its shared state (a corpus, statistics) below the directory `path`, in one step.

@@ -6,7 +6,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from ..config.sampling_params import SamplingParams
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
-from ..registry.functions import call_offered
 from ..request.chat import Message, encode_chat
 from ..request.metrics import Metric
 from ..request.prompts import Prompt, encode, read_prompt
@@ -28,9 +27,6 @@ from ..request.request import Committed, Detokenizer, Request
 from ..runner.request_progress import uninterrupted
 from .assembly import Parts, assemble
 from .turn import Turn
-
-PROMETHEUS = "prometheus"
-"""Metrics are exported in this format unless another is named; see adapters/prometheus.py."""
 
 
 class Engine:
@@ -60,7 +56,7 @@ class Engine:
         self.text_equality = self.parts.model.text_equality
         self.prefix_caching = self.parts.plan.prefix_caching
         self.listeners: dict[str, Callable[[Committed], None]] = {}  # by request: called when it goes on or ends
-        self._turn = Turn(self._between_steps)
+        self.turn = Turn(self._between_steps)  # several calls as one: `turn.taken`
         self._aborts: deque[Request] = deque()  # asked for, not yet carried out
         self._requests: dict[str, Request] = {}
         self._num_added = 0
@@ -77,7 +73,7 @@ class Engine:
 
         Raises RequestError, naming the request, if it can never be served; nothing is queued then.
         """
-        with self._turn.taken("add_request"):
+        with self.turn.taken("add_request"):
             if self._closed:
                 raise RequestError("SD-E169", "the engine is closed and takes no requests", {"fix": "make a new one"})
             if request_id is None:
@@ -134,10 +130,6 @@ class Engine:
         """A queued or running request. Raises KeyError if there is none of this id."""
         return self._requests[request_id]
 
-    def entered(self, doing: str) -> AbstractContextManager[None]:
-        """Several calls as one, that no other thread may enter. Raises RequestError SD-E177 if one is inside."""
-        return self._turn.taken(doing)
-
     def step(self) -> list[Committed]:
         """Advance all requests by one step. Returns what was committed to each; finished requests are gone then.
 
@@ -146,7 +138,7 @@ class Engine:
         """
         if not self._requests:
             return []
-        with self._turn.taken("step", alone=True):
+        with self.turn.taken("step", alone=True):
             starting: list[Request] = []
             if self._observers.on_request_start.get_hookimpls():
                 starting = [request for request in self._requests.values() if not request.started]
@@ -214,7 +206,7 @@ class Engine:
         """Do what other threads asked for. If a thread is inside the engine, that one does it on leaving."""
         host = self.parts.host
         while self._aborts or (host and host.metrics_wanted):
-            with self._turn.alone_if_free() as free:
+            with self.turn.alone_if_free() as free:
                 if not free:
                     return
                 if self._aborts:
@@ -245,30 +237,26 @@ class Engine:
             self._between_steps()
         return self.metrics.collect(of_proposer=host.own_metrics if host else None)
 
-    def export_metrics(self, exporter: str = PROMETHEUS) -> str:
-        """Do what `LLM.export_metrics` says."""
-        return call_offered("metrics_exporters", exporter, self.get_metrics(), str, self.parts.plan.plugins, ())
-
     def save_proposer_state(self, path: str | Path) -> None:
         """Do what `LLM.save_proposer_state` says."""
-        with self._turn.taken("save_proposer_state", alone=True), self.parts.working():
+        with self.turn.taken("save_proposer_state", alone=True), self.parts.working():
             self._stateful().save(as_path(path))
 
     def load_proposer_state(self, path: str | Path) -> None:
         """Do what `LLM.load_proposer_state` says."""
-        with self._turn.taken("load_proposer_state", alone=True), self.parts.working():
+        with self.turn.taken("load_proposer_state", alone=True), self.parts.working():
             self._stateful().load(as_path(path))
 
     def update_proposer_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Do what `LLM.update_proposer_weights` says."""
-        with self._turn.taken("update_proposer_weights", alone=True), self.parts.working():
+        with self.turn.taken("update_proposer_weights", alone=True), self.parts.working():
             self._host("SD-E227", "there is no proposer that could take weights").update_weights(tensors)
             self.parts.drafts.clear()
             self.parts.cache.scheduler.forget_blocks()  # draft KV of the old weights outlives its requests there
 
     def reset_prefix_cache(self) -> None:
         """Do what `LLM.reset_prefix_cache` says."""
-        with self._turn.taken("reset_prefix_cache", alone=True):
+        with self.turn.taken("reset_prefix_cache", alone=True):
             self.parts.cache.scheduler.forget_blocks()
 
     def _stateful(self) -> ProposerHost:
@@ -289,7 +277,7 @@ class Engine:
         """Abort what runs and close the proposer. Safe to call twice."""
         if self._closed:
             return
-        with self._turn.taken("close", alone=True), self.parts.working(), ExitStack() as every:  # each; the last first
+        with self.turn.taken("close", alone=True), self.parts.working(), ExitStack() as every:  # each; the last first
             self._closed = True
             every.callback(lambda: self._observers.on_engine_stop(summary=self.metrics.acceptance.as_dict()))
             if self.parts.host:
