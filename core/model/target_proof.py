@@ -7,6 +7,7 @@ does not add up. How far rounding may reach is measured: a second eager pass rea
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -36,29 +37,23 @@ _ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}  # 
 _QUANTISED = 5e-2
 
 
+Parts = defaultdict[int, list[Tensor]]
+
+
 @dataclass(frozen=True)
 class _Seen:
-    """What a pass of N tokens computed; layers by number."""
+    """What passes over N tokens computed, in parts one behind the other; layers by number."""
 
-    inputs: dict[int, Tensor] = field(default_factory=dict)  # [N, H] that its attention would have been given
-    outputs: dict[int, Tensor] = field(default_factory=dict)  # [N, H] of its attention
-    logits: list[Tensor] = field(default_factory=list)  # one of [N, V]
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Seen]) -> _Seen:
-        """Join what was seen of one request after the other."""
-        joined = cls(logits=[torch.cat([part.logits[0] for part in parts])])
-        for layer in parts[0].outputs:
-            joined.inputs[layer] = torch.cat([part.inputs[layer] for part in parts])
-            joined.outputs[layer] = torch.cat([part.outputs[layer] for part in parts])
-        return joined
+    inputs: Parts = field(default_factory=lambda: defaultdict(list))  # [N, H] that its attention would have been given
+    outputs: Parts = field(default_factory=lambda: defaultdict(list))  # [N, H] of its attention
+    logits: list[Tensor] = field(default_factory=list)  # [N, V]
 
     def by_place(self) -> Iterator[tuple[str, bool, Tensor]]:
         """Places in the order of the model, whether the same was given to what computed it, and what it computed."""
         for layer in sorted(self.outputs):
-            yield f"before the attention of layer {layer}", False, self.inputs[layer]
-            yield f"the attention of layer {layer}", True, self.outputs[layer]
-        yield "the logits", False, self.logits[0]
+            yield f"before the attention of layer {layer}", False, torch.cat(self.inputs[layer])
+            yield f"the attention of layer {layer}", True, torch.cat(self.outputs[layer])
+        yield "the logits", False, torch.cat(self.logits)
 
 
 class TargetProof:
@@ -74,6 +69,7 @@ class TargetProof:
         summary = "this model does not run with eager attention, so that it cannot be proved"
         with loading("SD-E192", summary, _FIX), attending_by("eager", target.model), torch.inference_mode():
             self._expected = self._eager_pass({})
+            self._given = {layer: torch.cat(parts) for layer, parts in self._expected.inputs.items()}
             self._disturbed = self._eager_pass(self._rounded())
 
     @property
@@ -115,22 +111,21 @@ class TargetProof:
         step = _QUANTISED / 8 if self._quantised else torch.finfo(self._target.dtype).eps
         generator = torch.Generator().manual_seed(1)
         rounded = {}
-        for layer, given in self._expected.inputs.items():
+        for layer, given in self._given.items():
             signs = torch.randint(2, given.shape, generator=generator).to(given.device) * 2 - 1
             rounded[layer] = given * (1 + step * signs).to(given.dtype)
         return rounded
 
     def _eager_pass(self, given: Mapping[int, Tensor]) -> _Seen:
-        parts, start = [], 0
+        seen, start = _Seen(), 0
         for text in self._texts:
             share = {layer: hidden[start : start + len(text)] for layer, hidden in given.items()}
-            with _watched(self._target.attention_modules, share) as seen:
+            with _watched(self._target.attention_modules, share, seen):
                 positions = torch.arange(len(text), device=text.device)[None]  # as `generate` counts them
                 output = self._target.model(input_ids=text[None], position_ids=positions, use_cache=False)
-                seen.logits.append(output.logits[0])
-            parts.append(seen)
+            seen.logits.append(output.logits[0])
             start += len(text)
-        return _Seen.joined(parts)
+        return seen
 
     def _served_pass(self, cache: KVCache, addressing: Addressing) -> _Seen:
         device = self._target.device
@@ -141,7 +136,8 @@ class TargetProof:
         rows = torch.arange(tokens.shape[1], device=device)
         passed = cache.states.plan(shares) if cache.states else None
         inputs = ForwardInput(tokens[0], positions[0], rows, context, passed)
-        with _watched(self._target.attention_modules, self._expected.inputs) as seen:
+        seen = _Seen()
+        with _watched(self._target.attention_modules, self._given, seen):
             seen.logits.append(self._target.forward(inputs).logits)
         return seen
 
@@ -181,22 +177,21 @@ def _shares(lengths: Sequence[int], block_size: int) -> list[Scheduled]:
 
 
 @contextmanager
-def _watched(modules: Mapping[int, nn.Module], given: Mapping[int, Tensor]) -> Iterator[_Seen]:
-    """What the modules read and return; they are given the hidden states of their layer in `given` instead."""
-    seen = _Seen()
+def _watched(modules: Mapping[int, nn.Module], given: Mapping[int, Tensor], seen: _Seen) -> Iterator[None]:
+    """Keep what the modules read and return; they are given the hidden states of their layer in `given` instead."""
     with ExitStack() as hooks:
         for layer, module in modules.items():
             give, keep = partial(_give, seen, layer, given.get(layer)), partial(_keep, seen, layer)
             hooks.enter_context(module.register_forward_pre_hook(give, with_kwargs=True))
             hooks.enter_context(module.register_forward_hook(keep))
-        yield seen
+        yield
 
 
 def _give(
     seen: _Seen, layer: int, given: Tensor | None, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     hidden = args[0] if args else named["hidden_states"]
-    seen.inputs[layer] = hidden.flatten(0, -2)
+    seen.inputs[layer].append(hidden.flatten(0, -2))
     if given is None:
         return args, named
     replaced = given.view_as(hidden)
@@ -204,4 +199,4 @@ def _give(
 
 
 def _keep(seen: _Seen, layer: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    seen.outputs[layer] = (output if isinstance(output, Tensor) else output[0]).flatten(0, -2)
+    seen.outputs[layer].append((output if isinstance(output, Tensor) else output[0]).flatten(0, -2))
