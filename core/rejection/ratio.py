@@ -6,7 +6,6 @@ Fast inference from transformers via speculative decoding, arXiv 2211.17192.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -104,16 +103,6 @@ def recover(
     return Recovered(token_ids, mass > 0, rejected & ~(mass > 0))
 
 
-class DistributionTable(Protocol):
-    """A form of draft distribution, over the places of B requests."""
-
-    def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
-        """q, float64 [B, W], of token_ids [B, W] at places [W] or [B, W]: all of them ids of the target."""
-
-    def of(self, requests: Tensor, places: Tensor, target: RowDistribution) -> Tensor:
-        """The distribution of each (request, place) pair, int64 [M], as new numbers [M, V] like the target's."""
-
-
 @dataclass(frozen=True)
 class DenseTable:
     """Distributions as probabilities over a draft vocabulary."""
@@ -122,10 +111,12 @@ class DenseTable:
     t2d: Tensor | None  # [V]
 
     def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
+        """q, float64 [B, W], of token_ids [B, W] at places [W] or [B, W]: all of them ids of the target."""
         draft_ids, known = _draft_ids(token_ids, self.t2d, self.probs.shape[2])
         return torch.where(known, self.probs[_requests(token_ids), places, draft_ids].double(), 0.0)
 
     def of(self, requests: Tensor, places: Tensor, target: RowDistribution) -> Tensor:
+        """The distribution of each (request, place) pair, int64 [M], as new numbers [M, V] like the target's."""
         return _over_targets(self.probs[requests, places].to(target.weights.dtype), self.t2d, target.vocab_size)
 
 
@@ -173,6 +164,10 @@ class SparseTable:
         known = (ids >= 0) & (ids < target.vocab_size)
         distribution = target.weights.new_zeros(len(ids), target.vocab_size)
         return distribution.scatter_add_(1, torch.where(known, ids, 0), torch.where(known, probs, 0.0))
+
+
+DistributionTable = DenseTable | LogitsTable | SparseTable
+"""A form of draft distribution, over the places of B requests."""
 
 
 def distribution_tables(distributions: DraftDistributions, wanted: Tensor) -> dict[DistributionKind, DistributionTable]:
