@@ -35,11 +35,10 @@ def _import_module(name: str, plugin: PluginId, noun: str) -> ModuleType:
     try:
         with attributing("SD-E103", f"importing the {noun}", plugin, ImportError):
             return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise _module_missing(error.name, plugin, noun) from error
-        raise _import_inside_failed(name, error, plugin, noun) from error
     except ImportError as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise _module_missing(missing, plugin, noun) from error
         raise _import_inside_failed(name, error, plugin, noun) from error
 
 
