@@ -130,7 +130,9 @@ class BlockPool:
         for _ in range(num_missing - (self.num_free - len(self._idle))):
             self._empty(next(iter(self._idle)))
         for _ in range(num_missing):
-            block = self._next_after(blocks[-1]) if blocks else self._start_of_new_run()
+            block = blocks[-1] + 1 if blocks else self.num_blocks
+            if block >= self.num_blocks or not self._free[block]:
+                block = self._start_of_new_run()
             self._free[block] = _USED[0]
             self._num_users[block] = 1
             self.num_free -= 1
@@ -170,12 +172,6 @@ class BlockPool:
         self._free[block] = _FREE[0]
         if self.known is not None:
             self.known.forget(block)
-
-    def _next_after(self, block: int) -> int:
-        following = block + 1
-        if following < self.num_blocks and self._free[following]:
-            return following
-        return self._start_of_new_run()
 
     def _start_of_new_run(self) -> int:
         size = self._region_size
