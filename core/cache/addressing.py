@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,20 +19,11 @@ from ..kernels.attention import Span, SpanBatch, attend_by_span
 from ..kernels.attention_spec import AttentionContext, AttentionSpec, Mode, StoredAttention, TreeAttention, TreeRows
 from ..kernels.backend import Backend
 from ..request.request import Request, Scheduled
-from .block_pool import BlockPool
 from .kv_cache import KVCache
+from .row_table import RowTable
 
 Trees = Sequence[Sequence[int]]
 """The parents of each request's nodes."""
-
-
-class Rows(Protocol):
-    """The rows and blocks of requests: those of the scheduler, or of an adapter's table."""
-
-    @property
-    def pool(self) -> BlockPool: ...
-    @property
-    def running(self) -> list[Request]: ...
 
 
 @dataclass(frozen=True)
@@ -79,10 +70,10 @@ class Addressing:
     num_pad_blocks = 0  # that a cache has beyond those of the pool
     table: Any = None  # a device's blocks by row, which captured work reads; None: the host's lists address
 
-    def __init__(self, scheduler: Rows, backend: Backend) -> None:
-        self._scheduler = scheduler
+    def __init__(self, rows: RowTable, backend: Backend) -> None:
+        self._rows = rows
         self._backend = backend
-        self.block_size = scheduler.pool.block_size
+        self.block_size = rows.pool.block_size
 
     def columns(self, shares: Sequence[Scheduled]) -> list[list[int]]:
         """The lists that `of_batch` reads on the device: they travel with the batch's own."""
@@ -195,8 +186,8 @@ class Addressing:
         return self._span(self._requests()[row].blocks, 0, length, length, cache.device, "causal").slots
 
     def _requests(self) -> Mapping[int, Request]:
-        return {request.row: request for request in self._scheduler.running} or defaultdict(self._vacant)
+        return {request.row: request for request in self._rows.running} or defaultdict(self._vacant)
 
     def _vacant(self) -> Request:
         """A proposer may warm up on the whole cache, which no request owns."""
-        return Request.stand_in(0, 0, 0, list(range(self._scheduler.pool.num_blocks)))
+        return Request.stand_in(0, 0, 0, list(range(self._rows.pool.num_blocks)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
 
-from ..request.request import Request
 from .block_pool import BlockPool
+
+if TYPE_CHECKING:
+    from ..request.request import Request
 
 
 class RowTable:

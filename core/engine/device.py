@@ -15,7 +15,8 @@ import torch
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import TargetInfo
 
-from ..cache.addressing import Addressing, Rows
+from ..cache.addressing import Addressing
+from ..cache.row_table import RowTable
 from ..config.engine_config import EngineConfig
 from ..device_memory import spare_memory
 from ..kernels.backend import Backend, backend_of
@@ -54,7 +55,7 @@ class DeviceProfile:
         """What an engine's calls happen in: the device as the current one, and its number of threads if it has one."""
         return partial(_with_threads, self.current, threads) if threads.chosen else self.current
 
-    def addressing(self, rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
+    def addressing(self, rows: RowTable, info: TargetInfo, lookahead: int) -> Addressing:
         """How passes find the blocks of these rows. lookahead: positions past the newest token that drafts write."""
         if self.backend.addressing is None:
             return Addressing(rows, self.backend)

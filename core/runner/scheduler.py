@@ -33,7 +33,7 @@ class Scheduling(Protocol):
         ...
 
 
-class Scheduler:
+class Scheduler(RowTable):
     """First come, first served, within a budget of tokens, rows and blocks.
 
     A prompt is computed in chunks that fit the token budget. Drafts lose their ends where they would take the place of
@@ -53,10 +53,8 @@ class Scheduler:
         states: StateStore | None = None,
     ) -> None:
         """states: of a target whose layers keep one."""
-        self.pool = pool
+        super().__init__(max_num_seqs, pool)
         self.waiting: deque[Request] = deque()
-        self._rows = RowTable(max_num_seqs, pool)
-        self.running = self._rows.running
         self._max_num_batched_tokens = max_num_batched_tokens
         self._draft_lookahead = draft_lookahead
         self._states = states
@@ -115,14 +113,14 @@ class Scheduler:
         return self.pool.extend(share.request.blocks, num_positions)
 
     def _admit(self, shares: list[Scheduled], budget: int) -> None:
-        while self.waiting and self._rows.num_free and budget > 0:
+        while self.waiting and self.num_free and budget > 0:
             request = self.waiting[0]
             found = self.pool.find(request.params.namespace, request.token_ids)
             if not self.pool.can_extend(found, len(request.token_ids) + self._draft_lookahead):
                 return  # the whole prompt has room or it waits: half a prompt in the cache helps nobody
             if self.pool.known and self._waits(request, len(found) * self.pool.block_size, shares):
                 return
-            self._rows.seat(self.waiting.popleft())
+            self.seat(self.waiting.popleft())
             self._begin(request, found)
             share = self._share(request, budget, 0)
             self._reserve(share)
@@ -156,7 +154,7 @@ class Scheduler:
         request.num_known_blocks = request.num_computed_tokens // self.pool.block_size
 
     def _preempt(self, request: Request) -> Request:
-        self._rows.unseat(request)
+        self.unseat(request)
         request.num_computed_tokens = 0
         self.waiting.appendleft(request)
         return request
@@ -166,7 +164,7 @@ class Scheduler:
         if request in self.running:
             if self.pool.known and self.pool.known.learns_at_ends and request.shares_blocks:
                 self._learn(request)
-            self._rows.unseat(request)
+            self.unseat(request)
         elif request in self.waiting:
             self.waiting.remove(request)
 
@@ -178,7 +176,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless blocks and rows are each owned once and the step's invariant holds."""
-        self._rows.check_integrity()
+        super().check_integrity()
         for request in self.running:
             has_kv, committed = request.num_computed_tokens, len(request.token_ids)
             assert has_kv < committed, f"{request.request_id}: {has_kv} tokens with KV of {committed}"

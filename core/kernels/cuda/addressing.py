@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...cache.addressing import Addressing, Rows, Trees
+from ...cache.addressing import Addressing, Trees
 from ...cache.kv_cache import KVCache
+from ...cache.row_table import RowTable
 from ...request.request import Scheduled
 from ..attention_spec import Mode, TreeRows
 from .block_table import BlockTable
@@ -23,9 +24,9 @@ class DeviceAddressing(Addressing):
 
     table: BlockTable
 
-    def __init__(self, scheduler: Rows, num_rows: int, width: int, device: torch.device) -> None:
+    def __init__(self, rows: RowTable, num_rows: int, width: int, device: torch.device) -> None:
         """`width`: blocks of the longest request."""
-        pool = scheduler.pool
+        pool = rows.pool
         self.block_size = pool.block_size
         self.num_pad_blocks = int(pool.null_block is None)
         pad_block = pool.num_blocks if pool.null_block is None else pool.null_block
