@@ -190,13 +190,11 @@ def _no_trees(nodes: int, target: TargetInfo, plugin: PluginId) -> Refusal:
 
 
 def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:
-    if needs.max_draft_tokens is not None and k > needs.max_draft_tokens:
-        reason = f"num_speculative_tokens is {k}, and this proposer drafts at most {needs.max_draft_tokens} tokens"
-        raise Refusal(reason, f'"num_speculative_tokens": {needs.max_draft_tokens}', plugin=plugin)
-    if k < needs.min_draft_tokens:
-        fewest = needs.min_draft_tokens
-        reason = f"num_speculative_tokens is {k}, and this proposer drafts at least {fewest} tokens"
-        raise Refusal(reason, f'"num_speculative_tokens": {fewest}', plugin=plugin)
+    nearest = max(needs.min_draft_tokens, k if needs.max_draft_tokens is None else min(k, needs.max_draft_tokens))
+    if k != nearest:
+        bound = f"{'most' if k > nearest else 'least'} {nearest}"
+        reason = f"num_speculative_tokens is {k}, and this proposer drafts at {bound} tokens"
+        raise Refusal(reason, f'"num_speculative_tokens": {nearest}', plugin=plugin)
 
 
 def _options(cls: type, config: SpeculativeConfig, resolved: ResolvedProposer) -> BaseModel | None:
