@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -22,26 +21,19 @@ from .target import TargetModel
 _NUM_TOKENS = 2  # of the pass that shows what goes through layers
 
 
-@dataclass
-class _AdaptedRows:
-    """Which rows of the pass that runs are adapted."""
-
-    chosen: Tensor | None = None  # [M] bool; None: all
-
-
 class _Adapted(nn.Module):
     """A layer and its term of an adapter. The layer itself stays as it is."""
 
-    def __init__(self, layer: nn.Module, term: nn.Module, rows: _AdaptedRows) -> None:
+    def __init__(self, layer: nn.Module, term: nn.Module, of: PartialTarget) -> None:
         super().__init__()
-        self.layer, self.term, self._rows = layer, term, rows
+        self.layer, self.term, self._of = layer, term, of
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., M, in] -> [..., M, out]. Rows that are not adapted are the layer's own."""
         output: Tensor = self.layer(input)
         added: Tensor = self.term(input)
-        if self._rows.chosen is not None:
-            added = added * self._rows.chosen[:, None]
+        if self._of.adapted is not None:
+            added = added * self._of.adapted[:, None]
         return output + added
 
 
@@ -55,13 +47,14 @@ class PartialTarget:
 
         Raises Refusal where the model does not do without the others; CheckpointError SD-E297.
         """
-        self._target, self._rows = target, _AdaptedRows()
+        self._target = target
+        self.adapted: Tensor | None = None  # [M] bool, rows of the pass that runs; None: all
         found = decoder_layers(target.model.get_decoder(), target.num_layers, target.model.config)
         path = next(name for name, module in target.model.named_modules() if module is found)
         _, output = passed_through(found[:1], partial(target.dummy_pass, _NUM_TOKENS, 1))[found[0]]
         returns_tuple = isinstance(output, tuple)
         left_out = {f"{path}.{i}": _without(found[i], returns_tuple) for i in range(len(found)) if i not in layers}
-        changed = _adapted_layers(target, adapter, self._rows) if adapter else {}
+        changed = self._adapted_layers(adapter) if adapter else {}
         self._model = with_modules(target.model, changed | left_out)
         self._require(set(layers))
 
@@ -78,8 +71,26 @@ class PartialTarget:
         adapted: rows that run with the adapter, [M] bool. None means all.
         """
         placed = tokens[None], positions[None], logits_rows
-        self._rows.chosen = adapted
+        self.adapted = adapted
         return self._target.run_model(*placed, model=self._model, **attention_arguments(context))
+
+    def _adapted_layers(self, adapter: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        """The layers that an adapter changes, by their names in the target, each with its term.
+
+        Raises CheckpointError SD-E297 for a name that is no layer which the target runs, and for a term of other sizes.
+        """
+        known = dict(self._target.model.named_modules())
+        for name in adapter:
+            if name not in known:
+                raise _misfit(name, "a layer of the target", "none", did_you_mean(name, known))
+        seen = passed_through({known[name] for name in adapter}, partial(self._target.dummy_pass, _NUM_TOKENS, 1))
+        for name, term in adapter.items():
+            args, output = seen.get(known[name], ((), None))
+            if not args or not isinstance(output, Tensor):
+                expected = "a layer that the target runs by its name, on one tensor"
+                raise _misfit(name, expected, type(known[name]).__name__)
+            _require_sizes(name, term, args[0], output)
+        return {name: _Adapted(known[name], term, self) for name, term in adapter.items()}
 
     def _require(self, layers: set[int]) -> None:
         """Seen in one pass over two tokens: these layers attend, and no others."""
@@ -120,24 +131,6 @@ def _without(layer: nn.Module, returns_tuple: bool) -> nn.Module:
     skipped = copy(layer)
     skipped.forward = forward
     return skipped
-
-
-def _adapted_layers(target: TargetModel, adapter: Mapping[str, nn.Module], rows: _AdaptedRows) -> dict[str, nn.Module]:
-    """The layers that an adapter changes, by their names in the target, each with its term.
-
-    Raises CheckpointError SD-E297 for a name that is no layer which the target runs, and for a term of other sizes.
-    """
-    known = dict(target.model.named_modules())
-    for name in adapter:
-        if name not in known:
-            raise _misfit(name, "a layer of the target", "none", did_you_mean(name, known))
-    seen = passed_through({known[name] for name in adapter}, partial(target.dummy_pass, _NUM_TOKENS, 1))
-    for name, term in adapter.items():
-        args, output = seen.get(known[name], ((), None))
-        if not args or not isinstance(output, Tensor):
-            raise _misfit(name, "a layer that the target runs by its name, on one tensor", type(known[name]).__name__)
-        _require_sizes(name, term, args[0], output)
-    return {name: _Adapted(known[name], term, rows) for name, term in adapter.items()}
 
 
 def _require_sizes(name: str, term: nn.Module, input: Tensor, output: Tensor) -> None:
