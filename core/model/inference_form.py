@@ -114,7 +114,7 @@ def _quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module |
 
     def is_plain(module: nn.Module, path: str) -> bool:
         """Whether a layer is neither `keep` nor met before: a group's product has a place in each of its layers."""
-        return is_plain_linear(module) and module is not keep and type(module.weight) is nn.Parameter
+        return is_plain_linear(module) and module is not keep
 
     form = Int8WeightOnlyConfig if name == "int8_weight_only" else Int8DynamicActivationInt8WeightConfig
     quantize_(network, form(), is_plain)
