@@ -8,6 +8,7 @@ import pytest
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, tokens
 from engine_proposers import is_wrong, ragged_length
 from inside import verify_with
+from sweeps import pairs
 
 from specdec.core.rejection import sampler
 
@@ -26,6 +27,7 @@ PROPOSERS = {
 SCARCE = {"num_kv_blocks": 20, "block_size": 16}
 SCARCE_SMALL_BLOCKS = {"num_kv_blocks": 36, "block_size": 8}
 CHUNKED = {"max_num_batched_tokens": 48}
+ROOMS = {"plain": {}, "chunked": CHUNKED, "scarce": SCARCE, "scarce-chunked": SCARCE_SMALL_BLOCKS | CHUNKED}
 
 
 def llm_with(name, sequences, **settings):
@@ -106,17 +108,13 @@ def test_preempted_requests_equal_transformers(name, scarcity, prompts, truth, s
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("k", [1, 2, 7, 16])
 @pytest.mark.parametrize(
-    "settings",
-    [{}, CHUNKED, SCARCE, SCARCE_SMALL_BLOCKS | CHUNKED],
-    ids=["plain", "chunked", "scarce", "scarce-chunked"],
+    ("name", "k", "room"), pairs([name for name in PROPOSERS if name != "none"], [1, 2, 7, 16], list(ROOMS))
 )
-@pytest.mark.parametrize("name", [name for name in PROPOSERS if name != "none"])
-def test_every_combination_equals_transformers(name, settings, k, prompts, truth, sequences, reference_model):
+def test_drafts_of_any_length_in_any_room_equal_transformers(name, k, room, prompts, truth, sequences, reference_model):
     proposer, options = PROPOSERS[name]
     options = options | ({"sequences": sequences} if proposer == "Scripted" else {})
-    llm = make_llm(proposer, k=k, options=options, **settings)
+    llm = make_llm(proposer, k=k, options=options, **ROOMS[room])
     outputs = generate(llm, prompts)
     assert_same_tokens(tokens(outputs), truth, prompts, reference_model)
 

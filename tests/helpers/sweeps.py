@@ -23,6 +23,16 @@ def _is_kept(places: Sequence[int], values: Sequence[Sequence[Any]]) -> bool:
     return all(place == places[longest] % len(axis) for place, axis in zip(places, values, strict=True))
 
 
+def pairs(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Every combination of all axes but the last, whose values take turns: any two values of two axes occur together.
+
+    No other axis may be shorter than the last one.
+    """
+    *axes, last = values
+    turns = product(*(enumerate(axis) for axis in axes))
+    return [(*(value for _, value in each), last[sum(place for place, _ in each) % len(last)]) for each in turns]
+
+
 def slow_unless(quick: str, names: Iterable[str]) -> list[Any]:
     """Every name; all but the one called `quick` carry the mark `slow`."""
     return [each if each == quick else pytest.param(each, marks=pytest.mark.slow) for each in names]

@@ -22,9 +22,9 @@ class PlainText:
         assert (llm.engine.metrics.counts["num_preemptions"] > 0) == (room == "scarce")
 
     @pytest.mark.full
-    @pytest.mark.parametrize("k", [1, 3, 5, 8])
+    @pytest.mark.parametrize("k", [1, 8])
     @pytest.mark.parametrize("room", ROOMS)
-    def test_for_every_length_of_drafts(self, room, k, start):
+    def test_for_the_shortest_and_the_longest_drafts(self, room, k, start):
         assert continued(start(k, **ROOMS[room]), tiny_prompts()) == tiny_truth()
 
     def test_up_to_max_model_len(self, start):

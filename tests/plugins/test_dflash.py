@@ -173,9 +173,11 @@ def test_a_step_runs_the_network_once(prompts):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize("k", [1, 8])
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_drafts_of_every_layout_and_length_are_those_of_a_replay(make, k, prompts, truth, target, tmp_path):
+def test_the_shortest_and_the_longest_drafts_of_every_layout_are_those_of_a_replay(
+    make, k, prompts, truth, target, tmp_path
+):
     made = make(tmp_path / "draft").save()
     llm, replay = speculate(made, k), Replay(made, target)
     for index in (0, 7, 15):
@@ -228,9 +230,9 @@ def test_greedy_equals_plain_decoding_however_the_work_is_cut_up(name, prompts, 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("k", [1, 3, 5, 7])
+@pytest.mark.parametrize("k", [1, 7])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_equals_plain_decoding_for_every_length(name, k, prompts, truth):
+def test_greedy_equals_plain_decoding_for_the_shortest_and_the_longest_drafts(name, k, prompts, truth):
     outputs = generate(speculate(trained(), k, **SETTINGS[name]), prompts)
     assert outputs == [sequence[len(prompt) :] for prompt, sequence in zip(prompts, truth, strict=True)]
 

@@ -13,6 +13,7 @@ from inside import host_of
 from plugin_helpers import GREEDY, TINY, drafted_by_engine
 from safetensors.torch import save_file
 from scripts.small_models import small_config
+from sweeps import pairs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec import LLM, SamplingParams
@@ -26,6 +27,7 @@ from specdec.testing import fake_target_info
 TARGET = TINY / "target"
 VOCAB_SIZE = 4096
 KS = (1, 3, 5, 8)
+ROOMS = {"roomy": {}, "chunked": {"max_num_batched_tokens": 32}, "scarce": {"num_kv_blocks": 28}}
 SOME_KS = [pytest.param(k, marks=[pytest.mark.full] if k in (1, 5) else []) for k in KS]
 
 
@@ -162,11 +164,9 @@ def test_greedy_text_is_the_plain_one(k, count, settings, prompts, plain, noisy)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("k", KS)
-@pytest.mark.parametrize("count", [1, 4, 16])
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 32}, {"num_kv_blocks": 28}])
-def test_greedy_text_is_the_plain_one_throughout(k, count, settings, prompts, plain, noisy):
-    with llm_with(noisy[0], k, **settings) as llm:
+@pytest.mark.parametrize(("k", "count", "room"), pairs(KS, [1, 4, 16], list(ROOMS)))
+def test_greedy_text_is_the_plain_one_throughout(k, count, room, prompts, plain, noisy):
+    with llm_with(noisy[0], k, **ROOMS[room]) as llm:
         assert token_ids(llm.generate(as_prompts(prompts[:count]), GREEDY)) == plain[:count]
 
 

@@ -86,9 +86,9 @@ def test_drafts_of_every_layout_are_those_of_a_replay(name, target, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize("k", [1, 8])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_drafts_of_every_layout_and_length_are_those_of_a_replay(name, k, target, tmp_path):
+def test_the_shortest_and_the_longest_drafts_of_every_layout_are_those_of_a_replay(name, k, target, tmp_path):
     layout, index, module = LAYOUTS[name]()
     llm = engine(tiny_target(tmp_path / "target", module.tensors(layout, index)), k)
     for place in (0, 7, 15):

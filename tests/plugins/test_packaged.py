@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from inside import host_of
 from plugin_helpers import TINY
+from sweeps import pairs
 from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
@@ -30,6 +31,11 @@ DRAFTERS = {
     "moe_draft": ("tiny/moe", "draft_model", 1.3),
 }
 MIXED = [1, 7, 12, 30, 61]
+BATCHES = {
+    "one by one": {"max_num_seqs": 1},
+    "sixteen": {"max_num_seqs": 16},
+    "scarce": {"num_kv_blocks": 24, "max_num_seqs": 8},
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +102,11 @@ def test_text_is_plain_decodings_and_drafts_are_accepted(name, prompts, plain):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("k", [1, 3, 5, 7])
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_num_seqs": 1}, {"max_num_seqs": 16}, {"num_kv_blocks": 24, "max_num_seqs": 8}],
-    ids=["one by one", "sixteen", "scarce"],
-)
-@pytest.mark.parametrize("name", [*DRAFTERS, "mtp"])
-def test_text_is_plain_decodings_at_every_length_and_batch(name, settings, k, prompts, plain):
+@pytest.mark.parametrize(("name", "k", "batch"), pairs([*DRAFTERS, "mtp"], [1, 3, 5, 7], list(BATCHES)))
+def test_text_is_plain_decodings_at_every_length_and_batch(name, k, batch, prompts, plain):
     if name == "medusa" and k > 3:
         pytest.skip("three heads")
-    llm = llm_with(name, k, **settings)
+    llm = llm_with(name, k, **BATCHES[batch])
     assert outputs(llm, prompts) == plain[DRAFTERS.get(name, ("tiny",))[0]]
     llm.engine.check_integrity()
 
