@@ -98,7 +98,6 @@ DRAFTERS: dict[str, Ask] = {
     "PARD-2": made("draft_model", pard2),
     "intersection": made("draft_model", fewer, proposer_config={"vocabulary": "intersection"}),
     "reencode": made("draft_model", fewer, proposer_config={"vocabulary": "reencode"}),
-    "DSpark": shipped("dspark"),
     "DSpark, DeepSpec's layout": made("dspark", deepspec),
     "DSpark, gated": made("dspark", partial(deepspec, kind="gated", confidence="outputs")),
     "DSpark, recurrent": made("dspark", partial(deepspec, kind="rnn", confidence="none")),
