@@ -1,9 +1,7 @@
 """What the kernels cost on GPUs that are not here: compiled ahead of time, read from the machine code.
 
-The shorter test compiles ten variants: both kinds of statistics pass, the filters, the
-verdict for the commonest drafts and for trees, and the one with every kind of distribution, which holds the code of all
-the others but the block rule; each target occurs. All 47 variants on all six targets are marked. A process that
-interprets kernels cannot compile them, so a second one does.
+All 47 variants on all six targets are marked. A process that interprets kernels cannot compile them, so a second one
+does.
 """
 
 from __future__ import annotations
@@ -20,14 +18,6 @@ from specdec.core.kernels.cuda.launch import TILE
 SCRIPT = Path(__file__).with_name("sampler_aot.py")
 STATS_BUDGET, RESIDUAL_BUDGET = 8, 16  # SASS instructions per element on sm_90
 DRAW_BUDGET = 24  # a tree reads no row as a whole: its tiles are those from which tokens are drawn
-SLICE = ["stats-bf16:sm_90", "stats-fp32:sm_90", "probs-bf16:sm_90", "one_hot-bf16:sm_80", "every_kind-bf16:sm_100"]
-SLICE += [
-    "stats-bf16:gfx942",
-    "filters-bf16:sm_120",
-    "sparse256-bf16-filters:sm_89",
-    "trees-bf16-filters:sm_80",
-    "trees_sparse-bf16-block:sm_90",
-]
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 
 
@@ -43,13 +33,6 @@ def broken_budgets(report: dict[str, Any]) -> list[str]:
         if length / min(width, powers) > budget:
             broken.append(f"{length / min(width, powers):.1f} instructions per element, budget {budget}")
     return [*faults(report), *named(report, broken)]
-
-
-@pytest.mark.full
-def test_representative_variants_keep_their_budgets(tmp_path: Path) -> None:
-    found = reports(SCRIPT, SLICE, tmp_path)
-    assert len(found) == len(SLICE)
-    assert [line for report in found for line in broken_budgets(report)] == []
 
 
 @pytest.mark.full
