@@ -14,7 +14,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from specdec import LLM, SamplingParams
+from specdec import SamplingParams
 from specdec.core.cache.addressing import CacheView
 from specdec.core.cache.kv_cache import KVCache, LayerShape
 from specdec.core.kernels.attention import Span, SpanBatch
@@ -113,16 +113,6 @@ def test_compiled_logits_do_not_depend_on_what_is_computed_beside_them(model_pat
         outputs = [each.outputs[0] for each in llm.generate(prompts, params)]
         found.append([(list(output.token_ids), output.logprobs) for output in outputs])
     assert found[0] == found[1]
-
-
-@pytest.mark.full
-@needs_a_compiler
-@pytest.mark.parametrize("drafter", ["draft", "eagle", "eagle3", "dflash", "medusa"])
-def test_first_party_drafters_of_a_compiled_target(drafter, target_path, prompts, truth, caplog):
-    config = {"model": str(target_path.parent / drafter), "num_speculative_tokens": 3}
-    llm = LLM("tiny", speculative_config=config, torch_compile=True, max_model_len=512)
-    assert generated(llm, prompts) == truth
-    assert "SD-W303" not in caplog.text, "every pass was compiled"
 
 
 @pytest.mark.full
