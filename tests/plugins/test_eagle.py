@@ -73,10 +73,13 @@ def test_drafts_of_every_layout_are_those_of_a_replay(make, target, tmp_path):
     assert_replayed_from(llm, Replay(made, target), 4, 5)
 
 
+LONGEST_AND_SHORTEST = [(make, 8) for make in MAKERS]
+LONGEST_AND_SHORTEST += [(make, 1) for make in (safeailab_eagle1, specforge, peagle, flat_peagle)]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("k", [1, 8])
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_the_shortest_and_the_longest_drafts_of_every_layout_are_those_of_a_replay(make, k, target, tmp_path):
+@pytest.mark.parametrize(("make", "k"), LONGEST_AND_SHORTEST, ids=lambda value: getattr(value, "__name__", value))
+def test_the_longest_drafts_of_every_layout_are_those_of_a_replay_and_the_shortest_too(make, k, target, tmp_path):
     made = make(tmp_path / "draft").save()
     llm, replay = engine(made, k), Replay(made, target)
     for index in (0, 6, 15):  # where random weights do not blow up what rounding leaves
