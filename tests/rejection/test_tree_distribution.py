@@ -13,14 +13,14 @@ from functools import partial
 
 import pytest
 import torch
-from tests.helpers.sweeps import covering
+from tests.helpers.sweeps import covering, pairs
 
 from specdec.core.kernels.cuda import verification as triton_backend
 from specdec.core.rejection import DistributionKind, sampler
 from specdec.testing.rejection.reference import Params
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, traversal
 
-from .interpreted import Verify, quiet, with_tile
+from .interpreted import Verify, each_row_once, quiet, with_tile
 from .test_trees import DRAWN, PARAMS, RULES, VERIFIERS
 from .tree_boxes import DOUBLE, INTERPRETED, SINGLE, Drawn, TreeProblem, variation_through
 from .tree_problems import SHAPES, Model, V, grown, likeliest, of_shape
@@ -75,9 +75,7 @@ def test_one_hot_trees_leave_the_distribution_as_it_is(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("name", ["unit", "top_k"])
-@pytest.mark.parametrize("replacement", [False, True], ids=["without", "with"])
+@pytest.mark.parametrize(("rule", "name", "replacement"), pairs([*RULES.values()], ["unit", "top_k"], [False, True]))
 def test_drafters_of_all_three_tokens_are_lossless_too(rule: TreeRule, name: str, *, replacement: bool) -> None:
     verify, kind = getattr(sampler, VERIFIERS[rule]), DistributionKind.SPARSE
     problem = drawn_problem(rule, kind, name, tokens=V, replacement=replacement)
@@ -91,7 +89,8 @@ def kernel(rule: TreeRule) -> Verify:
 
 
 def through_kernels(problem: TreeProblem) -> float:
-    return variation_through(kernel(problem.rule), problem, INTERPRETED)
+    with each_row_once():
+        return variation_through(kernel(problem.rule), problem, INTERPRETED)
 
 
 @pytest.mark.slow
@@ -106,7 +105,7 @@ def test_the_kernels_of_drawn_trees_leave_the_distribution_as_it_is(rule: TreeRu
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["unit", "cold", "top_k"])
+@pytest.mark.parametrize("name", ["unit", "top_k"])
 def test_the_kernels_walk_of_every_one_hot_tree_leaves_the_distribution_as_it_is(name: str) -> None:
     assert through_kernels(one_hot_problem(name, ALL)) <= SINGLE_TOLERANCE
 
@@ -114,7 +113,7 @@ def test_the_kernels_walk_of_every_one_hot_tree_leaves_the_distribution_as_it_is
 @pytest.mark.full
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_the_kernels_of_drafters_of_all_three_tokens_leave_the_distribution_as_it_is(rule: TreeRule) -> None:
-    problem = drawn_problem(rule, DistributionKind.SPARSE, shapes=FEW, tokens=V)
+    problem = drawn_problem(rule, DistributionKind.SPARSE, shapes=FEW[:1], tokens=V)
     assert through_kernels(problem) <= SINGLE_TOLERANCE
 
 
