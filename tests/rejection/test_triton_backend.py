@@ -41,6 +41,8 @@ SHAPES = {
     "two_tiles": (Shape(vocab_size=257, num_drafts=2, filters=False, idle=0.0), torch.float32, 256),
     "one_token": (Shape(vocab_size=1), torch.float32, 8),
 }
+SEEDS = dict.fromkeys(SHAPES, range(2, 7)) | {"filtered": range(2, 4)}
+"""An interpreted filter takes a second for each row. `test_kernels.py` has its cutoffs in each dtype."""
 
 
 def small(name: str, seed: int) -> tuple[Batch, int]:
@@ -53,8 +55,8 @@ def small(name: str, seed: int) -> tuple[Batch, int]:
 def test_same_verdict_as_the_torch_backend_and_the_reference(name: str) -> None:
     for seed in (0, 1):
         batch, tile = small(name, seed)
-        assert compare(batch, with_tile(tile)).different == []
         got = with_tile(tile)(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+        assert compare(batch, lambda *arguments, got=got: got).different == []
         assert equal(got, batch.verify())
 
 
@@ -73,7 +75,7 @@ def test_same_verdict_of_the_block_rule_as_the_torch_form(tile: int) -> None:
 @pytest.mark.parametrize("name", ["reported", "filtered", "mapped", "greedy"])
 def test_same_verdict_of_the_block_rule_over_many_seeds(name: str, dtype: torch.dtype) -> None:
     shape, _, tile = SHAPES[name]
-    for seed in range(2, 10):
+    for seed in SEEDS[name]:
         batch = random_batch(seed, replace(shape, dtype=dtype))
         arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
         assert equal(with_tile(tile, blockwise)(*arguments), verify_block(*arguments))
@@ -84,7 +86,7 @@ def test_same_verdict_of_the_block_rule_over_many_seeds(name: str, dtype: torch.
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_tokens_over_many_seeds(name: str, dtype: torch.dtype) -> None:
     shape, _, tile = SHAPES[name]
-    results = [compare(random_batch(seed, replace(shape, dtype=dtype)), with_tile(tile)) for seed in range(2, 10)]
+    results = [compare(random_batch(seed, replace(shape, dtype=dtype)), with_tile(tile)) for seed in SEEDS[name]]
     assert [r.different for r in results] == [[]] * len(results)
     assert sum(r.excused for r in results) <= 1e-4 * sum(r.compared for r in results)
 

@@ -37,8 +37,8 @@ def kernel(tile: int, *, together: bool = False) -> Verify:
         ("unit", 12),
         ("greedy", 4),
         pytest.param("top_p", 3, marks=pytest.mark.slow),
-        pytest.param("cold", 250, marks=pytest.mark.full),
-        pytest.param("top_k", 40, marks=pytest.mark.full),
+        pytest.param("cold", 100, marks=pytest.mark.full),
+        pytest.param("top_k", 16, marks=pytest.mark.full),
     ],
 )
 def test_every_decision_on_one_hot_trees_is_the_specifications(name: str, most: int) -> None:
@@ -51,7 +51,7 @@ def test_every_decision_on_one_hot_trees_is_the_specifications(name: str, most: 
     [
         (DistributionKind.SPARSE, 4),
         *(pytest.param(kind, 12, marks=pytest.mark.slow) for kind in DRAWN),
-        *(pytest.param(kind, 250, marks=pytest.mark.full) for kind in DRAWN),
+        *(pytest.param(kind, 100, marks=pytest.mark.full) for kind in DRAWN),
     ],
 )
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -147,7 +147,7 @@ def test_trees_of_every_kind_beside_each_other_give_the_verdict_of_the_torch_for
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("seed", range(2, 8))
 def test_many_random_trees_give_the_verdict_of_the_torch_form(name: str, seed: int) -> None:
-    batch, tile = random_trees(name, seed, num_requests=24)
+    batch, tile = random_trees(name, seed, num_requests=6 if name == "filtered" else 24)
     found, expected = kernel(tile)(*arguments(batch)), verify_trees(*arguments(batch), together=False)
     assert found.output_ids.equal(expected.output_ids)
     assert found.path.equal(expected.path)
