@@ -45,7 +45,7 @@ CASES = [("one_hot", "temperature", 3, 1), ("mapped_logits", "unit", 5, 1), ("sp
 CASES += [("one_hot", "temperature", 3, 2), *((d, "unit", 3, 2) for d in DRAFTERS)]
 CASES += [(d, "all", 3, 1) for d in DRAFTERS]
 CASES += [("one_hot", "top_k", 5, 1), ("dense_probs", "top_p", 5, 1), ("dense_logits", "min_p", 5, 1)]
-BLOCK_CASES = [("dense_probs", "unit", 2), ("dense_probs", "unit", 3), ("dense_logits", "unit", 3)]
+BLOCK_CASES = [("dense_probs", "unit", 2), ("dense_logits", "unit", 3)]  # one tile, and two that programs share
 BLOCK_CASES += [("sparse", "temperature", 3), ("mapped_logits", "unit", 3)]
 
 
