@@ -83,7 +83,7 @@ def text_of(requests) -> list[list[int]]:
 
 @pytest.mark.full
 def test_killed_fifty_steps_after_each_return_at_batch_eight_with_preemption() -> None:
-    steps = 500
+    steps = 2000
     expected = texts(engine(**FEW), EIGHT, LONG)
     with engine(NGRAM | {"isolation": "process"}, **FEW) as llm:
         before = run(llm, 150, 0, expected)
