@@ -82,15 +82,9 @@ class MedusaProposer(ParallelProposer):
         self.services.finish(heads, self.settings)
         self.network, self._dtype = heads, next(heads.parameters()).dtype
 
-    @torch.inference_mode()
-    def observe(self, step: StepView) -> None:
-        """Keep the final hidden state of every request's last kept token for `propose`."""
-        kept = step.kept
-        self._final = kept.hidden_cat(kept.last)
-
     def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
-        """The hidden states that `observe` kept."""
-        return (self._final,)
+        """The final hidden state of every request's last kept token."""
+        return (step.kept.hidden_cat(step.kept.last),)
 
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
         """Run one pass over one row per request."""
