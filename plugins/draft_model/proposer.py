@@ -25,7 +25,7 @@ from specdec.sdk.model_proposer.kv_shape import require_positions
 from .as_text import Crossing
 from .pard2 import Pard2Spec, TargetTerm
 from .reencode import SPARE_ROWS, TextDrafter
-from .tables import PaddedTable, SharedTable, Table
+from .tables import PaddedTable, SharedTable
 from .vocabularies import Asked, Vocabularies, has_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class DraftModelProposer(MaskedProposer):
         self._model = self.services.load_causal_lm(checkpoint.directory, self.settings)
         self._embed, spec = self._model.get_input_embeddings(), Pard2Spec.read(checkpoint, target)
         self._term = None if spec is None else self._loaded_term(spec, checkpoint, facts["hidden_size"])
-        self._table: Table = PaddedTable(size, target.vocab_size)
+        self._table: PaddedTable | SharedTable = PaddedTable(size, target.vocab_size)
         self._by_text: TextDrafter | None = None
         if vocabularies.way == "intersection":
             self._table = SharedTable(vocabularies, size, target.vocab_size, self.services.device)

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .vocabularies import Vocabularies, draft_ids_of_target
-
-
-class Table(Protocol):
-    """Maps ids of the draft model to ids of the target, and back."""
-
-    def inputs(self, token_ids: Tensor) -> Tensor:
-        """The draft model's ids [M] of target ids [M]."""
-        ...
-
-    def logits(self, logits: Tensor) -> Tensor:
-        """Logits [b, V] of the target's ids, of [b, D] of the draft model's: -inf where it has no such token."""
-        ...
 
 
 class PaddedTable:
@@ -31,11 +17,11 @@ class PaddedTable:
         self._missing = target_size - self._size
 
     def inputs(self, token_ids: Tensor) -> Tensor:
-        """A mask may be an id that the target lacks."""
+        """The draft model's ids [M] of target ids [M]. A mask may be an id that the target lacks."""
         return token_ids.clamp(max=self._num_rows - 1)
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Ids that only one of the two vocabularies is padded with are never drafted."""
+        """Logits [b, V] of [b, D]. Ids that only one of the two vocabularies is padded with are never drafted."""
         logits = logits[:, : self._size]
         return pad(logits, (0, self._missing), value=-torch.inf) if self._missing else logits
 
@@ -50,8 +36,10 @@ class SharedTable:
         self._target_size = target_size
 
     def inputs(self, token_ids: Tensor) -> Tensor:
+        """The draft model's ids [M] of target ids [M]."""
         return self._inputs[token_ids]
 
     def logits(self, logits: Tensor) -> Tensor:
+        """Logits [b, V] of [b, D]: -inf where the draft model has no such token."""
         nothing = logits.new_full((logits.shape[0], self._target_size), -torch.inf)
         return nothing.index_copy(1, self._target, logits[:, self._own])
