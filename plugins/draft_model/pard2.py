@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from specdec.sdk import Refusal, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint, read_tensors
 from specdec.sdk.errors import CheckpointError
-from specdec.sdk.model_proposer import Weights
+from specdec.sdk.model_proposer import load_module
 
 FILE = "warp_model.bin"
 _LAYERS = "pard2_target_layers"
@@ -72,9 +72,7 @@ class TargetTerm(nn.Module):
             raise CheckpointError(
                 "SD-E146", f"a PARD-2 checkpoint has its projection in {FILE}, which is missing", facts
             )
-        weights = Weights(read_tensors(file, ("",)), file)
-        weights.fill(self)
-        weights.finish()
+        load_module(self, read_tensors(file, ("",)), file)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[M, h] of the target's hidden states [M, L*H]."""

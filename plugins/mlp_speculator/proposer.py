@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import Needs, ProposerConfig, StepView, TargetInfo
-from specdec.sdk.model_proposer import CachedTargetProposer, Weights
+from specdec.sdk.model_proposer import CachedTargetProposer, load_module
 
 from .checkpoint import MlpSpec, our_tensors
 from .network import MlpSpeculator
@@ -36,12 +36,10 @@ class MlpSpeculatorProposer(CachedTargetProposer):
         checkpoint, num_stages = self.open_checkpoint(self.config), self.config.num_draft_tokens
         spec = MlpSpec.read(checkpoint, self.target)
         tensors = self.services.load_tensors(checkpoint.directory)
-        weights = Weights(our_tensors(tensors, spec, num_stages, checkpoint), checkpoint.directory)
         with torch.device("meta"):  # no time for random weights
             self.network = MlpSpeculator(spec, num_stages)
         self.network.to_empty(device=self.services.device)
-        weights.fill(self.network)
-        weights.finish()
+        load_module(self.network, our_tensors(tensors, spec, num_stages, checkpoint), checkpoint.directory)
         self.services.finish(self.network, self.settings)
 
     def first_states(self, step: StepView) -> Sequence[Tensor]:
