@@ -49,6 +49,10 @@ class _Reading:
     target_ids: list[int]
 
 
+_Part = tuple[int, int, Sequence[int]]
+"""What one pass reads of a request: its row, the position of the first id, and the ids."""
+
+
 class TextDrafter:
     """Drafts greedily, one token after the other."""
 
@@ -74,12 +78,7 @@ class TextDrafter:
     def _readings(self, step: StepView) -> dict[int, _Reading]:
         """The readings of requests that want drafts and have a text, by place in the step."""
         assert step.history is not None, "declared"
-        facts = zip(
-            step.slots.tolist(),
-            step.generation.tolist(),
-            step.budget.tolist(),
-            strict=True,
-        )
+        facts = zip(step.slots.tolist(), step.generation.tolist(), step.budget.tolist(), strict=True)
         readings = {}
         for place, (row, generation, budget) in enumerate(facts):
             if budget > 0:
@@ -106,11 +105,8 @@ class TextDrafter:
         drawn = [[token_id] for token_id in self._read(readings)]
         for index in range(1, max(each.budget for each in readings)):
             places = [place for place, each in enumerate(readings) if index < each.budget]
-            starts = [len(readings[place].ids) + index - 1 for place in places]
-            following = self._pass(
-                [readings[place].row for place in places], starts, [drawn[place][-1:] for place in places]
-            )
-            for place, token_id in zip(places, following, strict=True):
+            parts = [(readings[place].row, len(readings[place].ids) + index - 1, drawn[place][-1:]) for place in places]
+            for place, token_id in zip(places, self._pass(parts), strict=True):
                 drawn[place].append(token_id)
         for each, ids in zip(readings, drawn, strict=True):
             each.text.ids = [*each.ids, *ids[:-1]]
@@ -118,28 +114,23 @@ class TextDrafter:
 
     def _read(self, readings: Sequence[_Reading]) -> list[int]:
         """The likeliest token after each text, of which the model reads what is new."""
-        waiting = [each.ids[each.num_known :] for each in readings]
-        starts = [each.num_known for each in readings]
-        rows = [each.row for each in readings]
-        while max(map(len, waiting)) > _MOST_INPUTS:
-            places = [place for place, ids in enumerate(waiting) if len(ids) > _MOST_INPUTS]
-            self._pass(
-                [rows[place] for place in places],
-                [starts[place] for place in places],
-                [waiting[place][:_MOST_INPUTS] for place in places],
-            )
-            for place in places:
-                waiting[place], starts[place] = waiting[place][_MOST_INPUTS:], starts[place] + _MOST_INPUTS
-        return self._pass(rows, starts, waiting)
+        parts = [(each.row, each.num_known, each.ids[each.num_known :]) for each in readings]
+        while long := [part for part in parts if len(part[2]) > _MOST_INPUTS]:
+            self._pass([(row, start, ids[:_MOST_INPUTS]) for row, start, ids in long])
+            parts = [
+                (row, start + _MOST_INPUTS, ids[_MOST_INPUTS:]) if len(ids) > _MOST_INPUTS else (row, start, ids)
+                for row, start, ids in parts
+            ]
+        return self._pass(parts)
 
-    def _pass(self, rows: Sequence[int], starts: Sequence[int], inputs: Sequence[Sequence[int]]) -> list[int]:
+    def _pass(self, parts: Sequence[_Part]) -> list[int]:
         """The likeliest token after the last input of each."""
-        bounds = [0, *accumulate(map(len, inputs))]
-        positions = [start + i for start, ids in zip(starts, inputs, strict=True) for i in range(len(ids))]
-        cu_queries = self._tensor(bounds)
+        rows, starts, inputs = zip(*parts, strict=True)
+        cu_queries = self._tensor([0, *accumulate(map(len, inputs))])
         attention = self._kv.attention(self._tensor(rows), self._tensor(starts), cu_queries)
+        positions = self._tensor([start + i for _, start, ids in parts for i in range(len(ids))])
         token_ids = self._tensor([token_id for ids in inputs for token_id in ids])
-        logits = self._run(token_ids, self._tensor(positions), cu_queries[1:] - 1, attention)
+        logits = self._run(token_ids, positions, cu_queries[1:] - 1, attention)
         likeliest: list[int] = logits.argmax(dim=-1).tolist()
         return likeliest
 
