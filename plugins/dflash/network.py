@@ -44,6 +44,7 @@ class DFlashNetwork(nn.Module):
         self.layers, self.norm, self.rotary = decoder.layers, decoder.norm, decoder.rotary_emb
         self._head_dim: int = spec.decoder["head_dim"]
         self._first_slot = spec.first_drafting_slot
+        self._embedding_scale = spec.embedding_scale
         self._logit_multiplier, self._logit_cap = spec.logit_multiplier, spec.logit_cap
         parts = {name for name, _ in self.layers[0].self_attn.named_children()}
         if parts != _ATTENTION_PARTS:
@@ -69,8 +70,8 @@ class DFlashNetwork(nn.Module):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [..., h] of target ids."""
-        rows: Tensor = self.embedding(token_ids).to(self.mask.dtype)
-        return rows
+        rows: Tensor = self.embedding(token_ids)
+        return (rows if self._embedding_scale == 1 else rows * self._embedding_scale).to(self.mask.dtype)
 
     def context(self, hidden: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [N, heads, head_dim] of each layer for hidden states [N, A*H] at positions [N].
@@ -104,15 +105,3 @@ class DFlashNetwork(nn.Module):
         if self._logit_multiplier != 1:
             logits = logits * self._logit_multiplier
         return logits if self._logit_cap is None else self._logit_cap * torch.tanh(logits / self._logit_cap)
-
-
-class ScaledEmbedding(nn.Module):
-    """An embedding whose rows are multiplied by a factor."""
-
-    def __init__(self, embedding: nn.Module, scale: float) -> None:
-        super().__init__()
-        self.embedding, self._scale = embedding, scale
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        rows: Tensor = self.embedding(token_ids)
-        return rows * self._scale

@@ -26,7 +26,7 @@ from .checkpoint import DFlashSpec
 from .domino import DominoWalk
 from .lilicorr import RerankedWalk
 from .markov import MarkovWalk
-from .network import DFlashNetwork, ScaledEmbedding
+from .network import DFlashNetwork
 from .selector import SelectorWalk
 from .tensors import mapped_ids, mask_embedding, mask_token_id, open_weights
 from .variants import Member
@@ -112,8 +112,6 @@ class DFlashProposer(ParallelProposer):
     def _tie(self, weights: Weights, checkpoint: Checkpoint) -> None:
         width = self._spec.width
         embedding = self.load_embedding(weights, width)
-        if self._spec.embedding_scale != 1:
-            embedding = ScaledEmbedding(embedding, self._spec.embedding_scale)
         head = self.load_head(weights, width, self._spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
         with self.services.device:
             walk = walk_of(checkpoint, self._spec)
@@ -125,7 +123,7 @@ class DFlashProposer(ParallelProposer):
             return mask_embedding(checkpoint, self._spec, width).to(self.services.device)
         mask_id = mask_token_id(checkpoint, self._spec, self.services.tokenizer)
         row: Tensor = embedding(torch.tensor([mask_id], device=self.services.device))[0]
-        return row
+        return row * self._spec.embedding_scale
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Bind as `ParallelProposer` does, and load the network."""
