@@ -26,14 +26,9 @@ class Member(StrEnum):
 
 SPECULATORS_TYPES = frozenset({"dflash", "dflash2", "dspark", "xpress"})
 
-_MARKS = {
-    "lilicorr": Member.LILICORR,
-    "dflash2": Member.DFLASH2,
-    "dspark": Member.DSPARK,
-    "xpress": Member.XPRESS,
-    "domino": Member.DOMINO,
-    "causal_v5": Member.DOMINO,  # an early name
-}
+_MARKS = {each.lower(): each for each in Member if each is not Member.DFLASH} | {"causal_v5": Member.DOMINO}
+"""In names of classes and types, in lower case; Domino had another name early."""
+
 _PLAIN = ("DFlashDraftModel", "MuseGlimmerAssistantModel")
 
 _FIELDS = {
