@@ -14,7 +14,7 @@ from specdec.sdk.model_proposer.kv_shape import require_positions
 from .conventions import drafts_from_anchor, read_boundaries
 from .convolution import ConvolutionShape
 from .decoder_config import decoder_config
-from .fields import ANYTHING, NUMBER, anywhere
+from .fields import ANYTHING, NUMBER, anywhere, required
 from .variants import Member, member_of
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"
@@ -64,9 +64,7 @@ class DFlashSpec:
         vocab_size = checkpoint.get(layers + "vocab_size", int, target.vocab_size)
         has_mask_embedding = (checkpoint.directory / MASK_EMBEDDING_FILE).is_file()
         mask_token = anywhere(checkpoint, "mask_token", str)
-        mask_token_id = anywhere(checkpoint, "mask_token_id", int)
-        if mask_token_id is None and mask_token is None and not has_mask_embedding:
-            checkpoint.get("mask_token_id", int)  # says that it is absent
+        find_mask = anywhere if has_mask_embedding or mask_token is not None else required
         return cls(
             decoder=decoder,
             member=member,
@@ -76,7 +74,7 @@ class DFlashSpec:
             vocab_size=vocab_size,
             draft_vocab_size=checkpoint.get("draft_vocab_size", int, vocab_size),
             block_size=anywhere(checkpoint, "block_size", int) or checkpoint.get("block_size", int),
-            mask_token_id=mask_token_id,
+            mask_token_id=find_mask(checkpoint, "mask_token_id", int),
             mask_token=mask_token,
             has_mask_embedding=has_mask_embedding,
             drafts_from_anchor=drafts_from_anchor(checkpoint, member, sample_from_anchor),

@@ -8,11 +8,10 @@ from specdec.sdk import Refusal
 from specdec.sdk.checkpoint import Checkpoint, unusable
 from specdec.sdk.errors import CheckpointError
 
-from .fields import anywhere
+from .fields import anywhere, required
 from .variants import Member
 
 _EMBEDDING_OUTPUT = -1  # as the output of a layer
-_LAYOUT_KEYS = {Member.DOMINO: "shift_label"}
 
 
 def read_boundaries(checkpoint: Checkpoint, member: Member, num_layers: int, num_draft_layers: int) -> tuple[int, ...]:
@@ -25,13 +24,9 @@ def read_boundaries(checkpoint: Checkpoint, member: Member, num_layers: int, num
         ids = checkpoint.get(name, list)
     else:
         name, shift, lowest = "target_layer_ids", 1, _EMBEDDING_OUTPUT if member is Member.DSPARK else 0
-        ids = anywhere(checkpoint, name, list)
+        ids = (required if member is Member.DSPARK else anywhere)(checkpoint, name, list)
         if ids is None:
-            ids = (
-                checkpoint.get(name, list)
-                if member is Member.DSPARK
-                else _usual_layer_ids(num_layers, num_draft_layers)
-            )
+            ids = _usual_layer_ids(num_layers, num_draft_layers)
     if any(type(each) is not int for each in ids) or any(a >= b for a, b in pairwise([lowest - 1, *ids])) or not ids:
         raise unusable(checkpoint, name, "layer ids in the order in which they are concatenated: the lowest first", ids)
     if shift and member is Member.DSPARK and ids[-1] + shift == num_layers:
@@ -50,7 +45,8 @@ def drafts_from_anchor(checkpoint: Checkpoint, member: Member, told: bool | None
 
     Raises CheckpointError SD-E282 where a missing key means either.
     """
-    stated = told if told is not None else anywhere(checkpoint, _LAYOUT_KEYS.get(member, "sample_from_anchor"), bool)
+    key = "shift_label" if member is Member.DOMINO else "sample_from_anchor"
+    stated = anywhere(checkpoint, key, bool) if told is None else told
     if stated is None and member is Member.DSPARK:
         if "speculators_model_type" in checkpoint.config:
             facts = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specdec.sdk.checkpoint import Checkpoint, unusable
 
-from .fields import anywhere
+from .fields import anywhere, required
 
 _INTO, _OUT_OF = 0, 1  # the two sides of a sublayer
 _SUBLAYERS = {"attention_conv": "self_attn", "mlp_conv": "mlp"}  # of each convolution, by its name
@@ -27,16 +27,13 @@ class ConvolutionShape:
     @classmethod
     def read(cls, checkpoint: Checkpoint, width: int) -> ConvolutionShape | None:
         """Read the convolutions' shape. None if the checkpoint has none. Raises CheckpointError SD-E170, SD-E171."""
-        found = {name: anywhere(checkpoint, name, int) for name in ("conv_kernel_size", "conv_group_size")}
-        if not any(found.values()):
+        names = ("conv_kernel_size", "conv_group_size")
+        if not any(anywhere(checkpoint, name, int) for name in names):
             return None
-        for name, value in found.items():
-            if value is None:
-                checkpoint.get(name, int)  # says that it is absent
-        kernel_size, group_size = found.values()
+        kernel_size, group_size = (required(checkpoint, name, int) for name in names)
         if kernel_size < 1 or group_size < 1 or width % group_size:
             expected = f"at least 1, and a group size that divides {width}"
-            raise unusable(checkpoint, ", ".join(found), expected, tuple(found.values()))
+            raise unusable(checkpoint, ", ".join(names), expected, (kernel_size, group_size))
         return cls(kernel_size, group_size, width)
 
     def add_to(self, layer: nn.Module, num_slots: int) -> None:

@@ -82,8 +82,13 @@ class MarkovWalk(Walk):
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
         """Raises CheckpointError SD-E170, SD-E171 for what the configuration says of the heads."""
         super().__init__()
-        rank = required(checkpoint, "markov_rank", int)
-        self.markov_head = head_type(checkpoint)(rank, spec) if rank else None
+        rank, kind = (
+            required(checkpoint, "markov_rank", int),
+            anywhere(checkpoint, "markov_head_type", str) or "vanilla",
+        )
+        if rank and kind.lower() not in HEADS:
+            raise unusable(checkpoint, "markov_head_type", ", ".join(HEADS), kind.lower())
+        self.markov_head = HEADS[kind.lower()](rank, spec) if rank else None
 
     def draw(self, drawing: Drawing, block: Block) -> None:
         """Draw the block from left to right."""
@@ -96,11 +101,3 @@ class MarkovWalk(Walk):
                 bias, state = head(embedded, output, state)
                 logits = logits + bias
             token = drawing.draw(logits)
-
-
-def head_type(checkpoint: Checkpoint) -> type[MarkovHead]:
-    """Raises CheckpointError SD-E171 for a type that is none."""
-    found = (anywhere(checkpoint, "markov_head_type", str) or "vanilla").lower()
-    if found not in HEADS:
-        raise unusable(checkpoint, "markov_head_type", ", ".join(HEADS), found)
-    return HEADS[found]
