@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -107,20 +107,10 @@ def _open_weights(spec: MtpSpec, index: int, services: Services, wanted: Collect
     Raises CheckpointError SD-E146.
     """
     directory = spec.checkpoint.directory
-    stored = services.load_tensors(directory, spec.layout.prefixes(index))
-    renames = spec.layout.renames(index)
-    ours = {_our_name(name, renames): tensor for name, tensor in stored.items()}
-    weights = Weights({_in_router(name, wanted): tensor for name, tensor in ours.items()}, directory)
+    weights = Weights(services.load_tensors(directory, spec.layout.prefixes(index)), directory)
+    for published, ours in spec.layout.renames(index).items():
+        weights.rename(published, ours)
+    for inside in wanted:  # some publishers keep beside the router what transformers keeps in it
+        weights.rename(inside.replace(".mlp.gate.", ".mlp."), inside)
     weights.drop(*spec.layout.further_modules(), "*rotary_emb.inv_freq", "verifier_*")
     return weights
-
-
-def _our_name(stored: str, renames: Mapping[str, str]) -> str:
-    published = next((each for each in renames if stored.startswith(each)), None)
-    return stored if published is None else renames[published] + stored.removeprefix(published)
-
-
-def _in_router(name: str, wanted: Collection[str]) -> str:
-    """Move what some publishers keep beside the router to where transformers keeps it."""
-    inside = name.replace(".mlp.", ".mlp.gate.", 1)
-    return inside if name not in wanted and inside in wanted else name
