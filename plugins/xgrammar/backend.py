@@ -87,18 +87,17 @@ class CompiledGrammar:
 
     def start(self) -> MatcherState:
         """Before the first token."""
-        of_bytes = None if self.of_bytes is None else self.library.GrammarMatcher(self.of_bytes)
-        return MatcherState(self.library.GrammarMatcher(self.compiled), of_bytes, self.texts, self.ordinary)
+        return MatcherState(self)
 
 
 class MatcherState:
     """Where one text stands in its grammar."""
 
-    def __init__(self, matcher: Any, of_bytes: Any, texts: Sequence[bytes], ordinary: Tensor) -> None:
-        self._matcher = matcher
-        self._of_bytes = of_bytes
-        self._texts = texts
-        self._ordinary = ordinary
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        matcher, of_bytes = grammar.library.GrammarMatcher, grammar.of_bytes
+        self._matcher = matcher(grammar.compiled)
+        self._of_bytes: Any = None if of_bytes is None else matcher(of_bytes)
+        self._texts, self._ordinary = grammar.texts, grammar.ordinary
         self._token_ids: list[int] = []
         self._num_followed = 0  # of these, by the matcher of bytes
 
