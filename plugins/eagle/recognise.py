@@ -10,10 +10,9 @@ from specdec.sdk.errors import CheckpointError
 
 from .names import our_shapes
 
-EAGLE3_TYPES = frozenset({"eagle3", "peagle"})
+_KINDS = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3"}  # by the type that speculators writes
 _EAGLE3_MARKS = ("eagle3", "peagle")  # in a class name of `architectures`, in lower case
 _BLOCK_DRAFTING_MARKS = ("dflash", "dspark", "lilicorr")
-_FIRST_LAYER_NORM = "layers.0.input_layernorm.weight"
 
 
 @hookimpl
@@ -24,44 +23,40 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_eagle(checkpoint: Checkpoint) -> bool:
-    """Whether it is one layer without an input norm behind a projection of embedding and hidden state, or vLLM's form
-    of that.
-    """
-    config = checkpoint.config
-    stated = config.get("speculators_model_type")
-    if stated is not None:
-        return bool(stated == "eagle")
-    if config.get("model_type") == "eagle":
-        return isinstance(config.get("model"), Mapping)
-    if _is_other_family(config) or _states_eagle3(config) or config.get("num_hidden_layers") != 1:
-        return False
-    shapes = _shapes(checkpoint)
-    return "fc.weight" in shapes and "layers.0.mlp.gate_proj.weight" in shapes and _FIRST_LAYER_NORM not in shapes
+    """Whether it is an EAGLE-1 head, in its authors' layout or vLLM's."""
+    return _kind_of(checkpoint) == "eagle"
 
 
 def is_eagle3(checkpoint: Checkpoint) -> bool:
-    """Whether config.json states it. A configuration of any one-layer model is decided by the tensors of the first
-    layer.
-    """
+    """Whether it is an EAGLE-3 or P-EAGLE head."""
+    return _kind_of(checkpoint) == "eagle3"
+
+
+def _kind_of(checkpoint: Checkpoint) -> str | None:
+    """What config.json states. A configuration of any one-layer model is decided by the tensors."""
     config = checkpoint.config
     stated = config.get("speculators_model_type")
     if stated is not None:
-        return stated in EAGLE3_TYPES
-    if config.get("model_type") == "eagle" or _is_other_family(config):
-        return False
+        return _KINDS.get(stated)
+    if config.get("model_type") == "eagle":
+        return "eagle" if isinstance(config.get("model"), Mapping) else None
+    if _is_other_family(config):
+        return None
     if _states_eagle3(config):
-        return True
-    if config.get("num_hidden_layers") != 1:
-        return False
-    shapes = _shapes(checkpoint)
-    return "fc.weight" in shapes and "layers.0.hidden_norm.weight" in shapes and _FIRST_LAYER_NORM in shapes
+        return "eagle3"
+    return _kind_by_tensors(checkpoint) if config.get("num_hidden_layers") == 1 else None
 
 
-def _shapes(checkpoint: Checkpoint) -> Mapping[str, tuple[int, ...]]:
+def _kind_by_tensors(checkpoint: Checkpoint) -> str | None:
+    """Behind a projection the first layer of an EAGLE-1 head has no input norm, that of an EAGLE-3 head has two."""
     try:
-        return our_shapes(checkpoint)
+        shapes = our_shapes(checkpoint)
     except CheckpointError:  # weights of some other kind, if any: nothing here to recognise
-        return {}
+        return None
+    kind, mark = "eagle", "layers.0.mlp.gate_proj.weight"
+    if "layers.0.input_layernorm.weight" in shapes:
+        kind, mark = "eagle3", "layers.0.hidden_norm.weight"
+    return kind if "fc.weight" in shapes and mark in shapes else None
 
 
 def _states_eagle3(config: Mapping[str, object]) -> bool:
