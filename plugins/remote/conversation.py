@@ -160,18 +160,16 @@ class Conversation:
             self._figures_there = returned.figures
         return self._figures_there
 
-    def call(self, method: Method, path: str, again: str | None = None) -> None:
+    def call(self, method: Method, path: str, again: str) -> None:
         """Have it save its state, load it, or take weights. Raises its SpecdecError, or SD-E336 without an answer.
 
-        again: what is changed. A drafter that comes back is told the newest call for each: to load what it saved. None
-        means that it is not.
+        again: what is changed. A drafter that comes back is told the newest call for each: to load what it saved.
         """
         if self._call(method, path, self._options.start_seconds) is None:
             facts = {"asked": f"{method} {path}", "effect": "it was not done", "fix": "again when the drafter is back"}
             raise ProposerError("SD-E336", "a drafter in another process did not answer", facts, plugin=self._plugin)
-        if again is not None:
-            self._drafter.first_words.pop(again, None)
-            self._drafter.first_words[again] = Call(0, "load" if method == "save" else method, path)
+        self._drafter.first_words.pop(again, None)
+        self._drafter.first_words[again] = Call(0, "load" if method == "save" else method, path)
 
     def _call(self, method: Method, path: str, seconds: float) -> Returned | None:
         """None: no answer came. Raises its SpecdecError."""
