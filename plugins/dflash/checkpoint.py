@@ -45,7 +45,7 @@ class DFlashSpec:
     convolution: ConvolutionShape | None  # around the sublayers of each layer
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, target: TargetInfo, *, sample_from_anchor: bool | None = None) -> DFlashSpec:
+    def read(cls, checkpoint: Checkpoint, target: TargetInfo, sample_from_anchor: bool | None = None) -> DFlashSpec:
         """Read config.json alone.
 
         sample_from_anchor: whether the anchor's slot drafts. None means what the checkpoint says.

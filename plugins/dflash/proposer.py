@@ -73,7 +73,7 @@ class DFlashProposer(ParallelProposer):
         Raises Refusal if the checkpoint does not fit the target, or is a variant; CheckpointError SD-E170, SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
-        spec = cls.read_spec(config, target, checkpoint)
+        spec = DFlashSpec.read(checkpoint, target, config.options.sample_from_anchor)
         spec.check_fits(target)
         with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
             walk_of(checkpoint, spec)
@@ -88,15 +88,10 @@ class DFlashProposer(ParallelProposer):
         is_dense = "dense" in needs.distributions
         return needs.replace(draft_vocabulary=mapped_ids(checkpoint, spec, target)) if is_dense else needs
 
-    @classmethod
-    def read_spec(cls, config: ProposerConfig, target: TargetInfo, checkpoint: Checkpoint) -> DFlashSpec:
-        """Read the checkpoint, as `DFlashSpec.read` says."""
-        return DFlashSpec.read(checkpoint, target, sample_from_anchor=config.options.sample_from_anchor)
-
     def build(self) -> None:
         """Load the network and tie it to the target. Raises CheckpointError: SD-E172 .. SD-E175; Refusal."""
         checkpoint = self.open_checkpoint(self.config)
-        self._spec = spec = self.read_spec(self.config, self.target, checkpoint)
+        self._spec = spec = DFlashSpec.read(checkpoint, self.target, self.options.sample_from_anchor)
         weights = open_weights(checkpoint, self.services, spec)
         decoder = self.services.build_decoder(spec.decoder, self.settings)
         self._num_slots = spec.num_slots(self.config.num_draft_tokens)

@@ -56,7 +56,8 @@ def mask_embedding(checkpoint: Checkpoint, spec: DFlashSpec, width: int) -> Tens
     found = saved if isinstance(saved, Mapping) else {"embedding": saved}
     embedding, token_id = found.get("embedding"), found.get("mask_token_id")
     if not isinstance(embedding, Tensor) or embedding.numel() != width:
-        facts = {"file": file, "expected": f"an embedding [{width}]", "found": _described(embedding)}
+        shape = list(embedding.shape) if isinstance(embedding, Tensor) else type(embedding).__name__
+        facts = {"file": file, "expected": f"an embedding [{width}]", "found": shape}
         raise CheckpointError("SD-E175", "the draft checkpoint's mask embedding has another shape", facts)
     if token_id is not None and spec.mask_token_id is not None and int(token_id) != spec.mask_token_id:
         facts = {"file": file, "expected": f"mask_token_id {spec.mask_token_id}", "found": token_id}
@@ -102,7 +103,3 @@ def _turned_by_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[str,
     order = torch.arange(head_dim).view(-1, 2).T.flatten()  # 0, 2, 4, ..., 1, 3, 5, ...
     turned = {name: each for name, each in tensors.items() if _TURNED.search(name) and len(each) % head_dim == 0}
     return {name: each.reshape(-1, head_dim, *each.shape[1:])[:, order].flatten(0, 1) for name, each in turned.items()}
-
-
-def _described(found: object) -> str:
-    return str(list(found.shape)) if isinstance(found, Tensor) else type(found).__name__

@@ -68,7 +68,7 @@ def is_family(checkpoint: Checkpoint) -> bool:
     stated = config.get("speculators_model_type")
     if stated is not None:
         return stated in SPECULATORS_TYPES
-    if isinstance(config.get("dflash_config"), dict) or any(config.get(key) is not None for key in _OF_A_TARGET):
+    if isinstance(config.get("dflash_config"), dict) or _is_of_a_target(checkpoint):
         return True
     return any(str(name) in _PLAIN or _member_in(str(name)) for name in config.get("architectures") or ())
 
