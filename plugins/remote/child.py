@@ -94,10 +94,8 @@ class Child(Place):
         """Start it, and wait until it listens. Raises what its proposer raised, or ProposerError SD-E335."""
         self._start()
         end = time.monotonic() + self._start_seconds
-        while not self._reports:
-            left = end - time.monotonic()
-            if left <= 0 or not self._read(left):
-                break
+        while not self._reports and self._read(end - time.monotonic()):
+            pass
         error = self._error()
         if error is not None:
             self._number = 0

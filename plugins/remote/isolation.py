@@ -32,8 +32,6 @@ from .lasting import KeepsState, TakesWeights
 from .proposer import AsksElsewhere, IsolationOptions
 
 if TYPE_CHECKING:
-    from specdec.sdk.shared_states import SharedStates
-
     from .child import Child
 
 PROCESS = "process"
@@ -127,22 +125,18 @@ class IsolatedProposer(AsksElsewhere):
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Start the process. Raises what the proposer raises there, or ProposerError SD-E335."""
+        from specdec.sdk.shared_states import SharedStates
+
         from .child import Child
         from .conversation import Conversation
 
-        tokenizer, states = services.tokenizer, self._shared_states(target)
+        num_states, tokenizer = len(self._inner.needs.hidden_states), services.tokenizer
+        states = SharedStates(target, num_states) if num_states else None
         name = None if tokenizer is None else tokenizer.name_or_path
         self._child: Child = Child(self._inner.plugin, target, self._asked, self._isolation, name, states)
         self._child.begin()
         needs = needs_of(type(self), self.config, target)
         self._conversation = Conversation(self._child, self.config, target, needs, self._inner.plugin, states)
-
-    def _shared_states(self, target: TargetInfo) -> SharedStates | None:
-        """None: it reads no hidden states."""
-        from specdec.sdk.shared_states import SharedStates
-
-        count = len(self._inner.needs.hidden_states)
-        return SharedStates(target, count) if count else None
 
     def propose(self, step: StepView[Any]) -> Draft:
         """Its answer, as far as it came. Raises the ProposerError of its process, which names a limit that it met."""
