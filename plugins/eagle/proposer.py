@@ -88,8 +88,8 @@ class Eagle3Proposer(HeadProposer, MaskedProposer):
         spec.check_fits(target)
         states = spec.boundaries or ("final",)
         needs = cls.shared_needs(config, target, cls.draft_kv(config, spec.decoder), hidden_states=states)
-        if "dense" in needs.distributions and spec.draft_vocab_size != target.vocab_size:
-            return needs.replace(draft_vocabulary=_mapped_ids(checkpoint, target))
+        if "dense" in needs.distributions:
+            return needs.replace(draft_vocabulary=_mapped_ids(checkpoint, spec, target))
         return needs
 
     def build(self) -> None:
@@ -137,6 +137,9 @@ def _open_weights(checkpoint: Checkpoint, proposer: EagleProposer | Eagle3Propos
     return weights
 
 
-def _mapped_ids(checkpoint: Checkpoint, target: TargetInfo) -> tuple[int, ...]:
+def _mapped_ids(checkpoint: Checkpoint, spec: Eagle3Spec, target: TargetInfo) -> tuple[int, ...] | None:
+    """The target id of each draft id, None if they are the same."""
+    if spec.draft_vocab_size == target.vocab_size and "d2t" not in checkpoint.shapes:
+        return None
     vocabulary = DraftVocabulary.from_offsets(checkpoint.tensor("d2t"), target.vocab_size)
-    return tuple(range(target.vocab_size)) if vocabulary is None else tuple(vocabulary.target_ids.tolist())
+    return None if vocabulary is None else tuple(vocabulary.target_ids.tolist())

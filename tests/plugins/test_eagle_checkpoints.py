@@ -421,6 +421,13 @@ def test_dense_distributions_are_over_the_draft_vocabulary(tmp_path):
     assert (sparse.draft_vocabulary, sparse.distributions) == (None, ("sparse",))
 
 
+def test_a_map_of_the_whole_vocabulary_in_another_order_is_declared(tmp_path):
+    made = specforge(tmp_path)
+    made.tensors["d2t"][:2] = torch.tensor([1, -1])
+    asked = needs(made, options={"draft_distribution": "dense"}, draft_sample_method="probabilistic")
+    assert asked.draft_vocabulary == (1, 0, *range(2, V))
+
+
 def test_importing_the_recogniser_loads_no_torch():
     code = "import sys, specdec.plugins.eagle.recognise; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
