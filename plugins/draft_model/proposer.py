@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -146,23 +145,16 @@ class DraftModelProposer(MaskedProposer):
 
     def _run(self, inputs: DraftInputs) -> Tensor:
         token_ids = self._table.inputs(inputs.token_ids)
-        return self._logits(token_ids, inputs.positions, inputs.last, inputs.attention, inputs.hidden)
+        return self._logits(DraftInputs(token_ids, inputs.positions, inputs.hidden, inputs.last, inputs.attention))
 
-    def _logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        last: Tensor,
-        attention: Mapping[str, Any],
-        hidden: Tensor | None = None,
-    ) -> Tensor:
+    def _logits(self, inputs: DraftInputs) -> Tensor:
         """The model's own logits [b, D] of its own ids [M]."""
         output = self._model(
-            **self._read(token_ids[None], hidden),
-            position_ids=positions[None],
+            **self._read(inputs.token_ids[None], inputs.hidden),
+            position_ids=inputs.positions[None],
             use_cache=False,
-            logits_to_keep=last,
-            **attention,
+            logits_to_keep=inputs.last,
+            **inputs.attention,
         )
         logits: Tensor = output.logits[0]
         return logits

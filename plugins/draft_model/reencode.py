@@ -7,24 +7,24 @@ A text that has more tokens than its blocks have room for loses its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec.sdk import Draft, StepView
 from specdec.sdk.extensions import DraftKVStore
+from specdec.sdk.model_proposer import DraftInputs
 
 from .as_text import Crossing, Settled
 
 SPARE_ROWS = 64
 """Positions of each request for texts that have more tokens here than the target counts."""
 _MOST_INPUTS = 2048  # of a request in one pass
-Run = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any]], Tensor]
-"""The model's logits [b, D] of ids [M] at positions [M], of the inputs `last` [b]."""
+Run = Callable[[DraftInputs], Tensor]
+"""The model's logits [b, D] of its own ids."""
 
 
 @dataclass
@@ -130,7 +130,7 @@ class TextDrafter:
         attention = self._kv.attention(self._tensor(rows), self._tensor(starts), cu_queries)
         positions = self._tensor([start + i for _, start, ids in parts for i in range(len(ids))])
         token_ids = self._tensor([token_id for ids in inputs for token_id in ids])
-        logits = self._run(token_ids, positions, cu_queries[1:] - 1, attention)
+        logits = self._run(DraftInputs(token_ids, positions, None, cu_queries[1:] - 1, attention))
         likeliest: list[int] = logits.argmax(dim=-1).tolist()
         return likeliest
 
