@@ -131,18 +131,15 @@ class Conversation:
             raise error
         history = step.history
         assert history is not None, "declared in needs"
-        drafts: list[list[int]] = []
-        drawn_from: list[DrawnFrom | None] = []
+        drafts: list[list[int]] = [[] for _ in step.request_ids]
+        drawn_from: list[DrawnFrom | None] = [None] * len(step)
         lengths = zip(step.request_ids, step.committed_length.tolist(), step.budget.tolist(), strict=True)
         for place, (request_id, length, budget) in enumerate(lengths):
             text = self._texts.get(request_id)
-            if text is None or not budget:
-                drafts.append([])
-                drawn_from.append(None)
-                continue
-            since = history.token_ids(place, text.length) if text.rest and text.length < length else []
-            drafts.append(text.drafts(since, length, self.figures)[:budget])
-            drawn_from.append(text.drawn_from)
+            if text is not None and budget:
+                since = history.token_ids(place, text.length) if text.rest and text.length < length else []
+                drafts[place] = text.drafts(since, length, self.figures)[:budget]
+                drawn_from[place] = text.drawn_from
         draft = Draft.from_lists(drafts, step.width)
         distribution = distribution_of(drawn_from, step.width, self._form)
         return draft if distribution is None else replace(draft, distribution=distribution)
@@ -261,19 +258,17 @@ class Conversation:
         """What is new of its requests, as far as a message holds it."""
         asked = Rows(0 if self._form is None else self._drafter.num_uniforms, whole=self._states is not None)
         columns = (step.committed_length, step.budget, step.num_drafted, step.num_accepted)
-        for place, (request, *facts) in enumerate(zip(step.requests, *(c.tolist() for c in columns), strict=True)):
-            length, budget, num_drafted, num_accepted = facts
+        rows = zip(step.requests, *(each.tolist() for each in columns), strict=True)
+        for place, (request, length, *wanted) in enumerate(rows):
             text = self._texts.get(request.request_id)
             if text is None or not self._is_due(text, request):
                 continue
             if text.sent < length and (self._states is None or text.num_states == length - 1):
                 lacks = length - text.sent
                 count = asked.room_for(text, lacks)
-                new = history.token_ids(place, text.sent)[:count] if count else []
-                if count == lacks:
-                    asked.add(text, text.row(new, budget, (num_drafted, num_accepted)), place)
-                elif count:  # drafts come with the rest
-                    asked.add(text, text.row(new, 0, (0, 0)), place)
+                if count:  # drafts come with the last of them
+                    new = history.token_ids(place, text.sent)[:count]
+                    asked.add(text, text.row(new, *(wanted if count == lacks else (0, 0, 0))), place)
         return asked
 
     def _is_due(self, text: Text, request: RequestView[Any]) -> bool:

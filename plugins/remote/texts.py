@@ -68,9 +68,9 @@ class Text:
         states, self.states, self.num_handed = self.states, [], self.num_states
         return states
 
-    def row(self, tokens: Sequence[int], budget: int, counts: tuple[int, int]) -> Row:
-        """What the drafter lacks. tokens: those behind the first `sent`. counts: drafts verified and accepted."""
-        row = Row(self.name, self.sent, list(tokens), budget, *counts)
+    def row(self, tokens: Sequence[int], budget: int, num_drafted: int, num_accepted: int) -> Row:
+        """What the drafter lacks: `tokens` behind the first `sent`. Counts are as in `Row`."""
+        row = Row(self.name, self.sent, list(tokens), budget, num_drafted, num_accepted)
         self.sent += len(tokens)
         return row
 

@@ -134,7 +134,7 @@ def test_the_largest_question_is_a_message(num_uniforms, count) -> None:
     for number in range(5000):
         text = Text(f"{number:0512}", sent=2**50)
         if room := rows.room_for(text, count):
-            rows.add(text, text.row([2**31 - 1] * room, 2**50, (2**50, 2**50)), number)
+            rows.add(text, text.row([2**31 - 1] * room, 2**50, 2**50, 2**50), number)
             drawings.append(Drawing([0.1] * num_uniforms, 0.7, 2**50, 0.9, 0.1))
     message = encode(AskDrawn(2**50, rows.rows, drawings))
     assert len(message) <= MAX_MESSAGE_BYTES
