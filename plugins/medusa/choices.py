@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -45,10 +45,6 @@ class Choices:
                 found.append((len(path) - 1, path[-1], known[path[:-1]]))
         heads, ranks, parents = torch.tensor(found[:num_nodes]).unbind(1)
         return cls(heads, ranks, parents, 1 + int(ranks.max()))
-
-    def to(self, device: torch.device) -> Self:
-        """The same tree, of heads that lie there."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in ("heads", "ranks", "parents")})
 
     def tree(self, logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
         """Target ids and parents [b, n] of the first `num_nodes`, from the heads' logits [b, heads, D]."""

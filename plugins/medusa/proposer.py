@@ -64,8 +64,8 @@ class MedusaProposer(ParallelProposer):
         spec = MedusaSpec.read(checkpoint, self.target)
         tensors = self.services.load_tensors(checkpoint.directory, tuple(spec.names))
         weights = Weights({spec.names[stored]: tensor for stored, tensor in tensors.items()}, checkpoint.directory)
-        choices = choices_of(self.config, checkpoint, spec.draft_vocab_size)
-        self._choices = None if choices is None else choices.to(self.services.device)
+        with self.services.device:
+            self._choices = choices_of(self.config, checkpoint, spec.draft_vocab_size)
         num_heads = self.config.num_draft_tokens
         for unused in range(num_heads, spec.num_heads):
             weights.drop(f"blocks.{unused}.layers.*", f"lm_heads.{unused}.weight")
