@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk import Needs, ProposerConfig, TargetInfo
 from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, Weights, draft_kv_of
 
 from .checkpoint import UNUSED, HydraSpec, our_names
@@ -29,8 +29,6 @@ class HydraProposer(AutoregressiveProposer):
         SD-E172.
         """
         spec = HydraSpec.read(cls.open_checkpoint(config), target)
-        if config.max_nodes is not None:
-            raise Refusal("max_nodes: its heads draft a chain", "num_speculative_tokens alone")
         kv = draft_kv_of(spec.decoder, num_layers=1, lookahead=config.num_draft_tokens - 1, dtype=config.network.dtype)
         return cls.shared_needs(config, target, kv, hidden_states=("final",), max_draft_tokens=spec.num_heads)
 
