@@ -1,4 +1,4 @@
-"""Compiles JSON schemas, expressions and grammars with xgrammar (arXiv 2411.15100).
+"""Compiles JSON schemas, expressions and grammars with xgrammar (arXiv 2411.15100), imported with the first one.
 
 Special tokens are barred except at the end: to xgrammar they are text, which strings may contain.
 """

@@ -1,4 +1,4 @@
-"""What must follow by a request's grammar, as the tokens with which the tokenizer would write it.
+"""Drafts what must follow by a request's grammar, as the tokens with which the tokenizer would write it.
 
 A grammar forces a text and hardly ever a token: the target may write the same text in other tokens. So the draft is one
 more guess, and is verified like any other.
