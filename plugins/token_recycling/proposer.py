@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ from torch import Tensor
 
 from specdec.sdk import Draft, KeptTokens, Needs, ProposerConfig, RequestView, Services, StepView, TargetInfo
 from specdec.sdk.extensions import RejectedTokens, State, TargetTokens, Trees
+from specdec.sdk.json_files import load_lines, save_lines
 from specdec.sdk.trees import Tree, best_first
-
-from .saved import load_successors, save_successors
 
 Successors = dict[int, Sequence[int]]
 """The likeliest next tokens after each token, as the target computed them last."""
@@ -23,6 +23,8 @@ RANK_RATES = (0.43, 0.075, 0.038, 0.018, 0.014, 0.008, 0.005, 0.004)
 
 MOST_NAMESPACES = 64
 """Whose successors are kept: the last ones used."""
+
+FILE_NAME, FORMAT = "successors.jsonl", 1
 
 
 class TokenRecyclingProposer:
@@ -144,3 +146,29 @@ def _of_rejected(rejected: RejectedTokens) -> Iterator[list[Lesson]]:
 
 def _lists(*columns: Tensor) -> list[list[Any]]:
     return [column.tolist() for column in columns]
+
+
+def save_successors(directory: Path, by_namespace: Mapping[str, Mapping[int, Sequence[int]]], vocab_size: int) -> None:
+    """Write them below a directory, the namespace used last at the end."""
+    items = by_namespace.items()
+    entries = ([namespace, [[token, *after] for token, after in rows.items()]] for namespace, rows in items)
+    save_lines(directory / FILE_NAME, {"format": FORMAT, "vocab_size": vocab_size}, entries)
+
+
+def load_successors(directory: Path, vocab_size: int) -> dict[str, dict[int, Sequence[int]]]:
+    """What `save_successors` wrote. Raises ConfigError SD-E180 if it does not fit."""
+    header, form = {"format": FORMAT, "vocab_size": vocab_size}, f"lists of token ids in 0 .. {vocab_size - 1}"
+    is_namespace = partial(_is_namespace, vocab_size)
+    entries = load_lines(directory / FILE_NAME, header, is_namespace, f"namespace with {form}", "successors")
+    return {namespace: {token: following for token, *following in rows} for namespace, rows in entries}
+
+
+def _is_namespace(vocab_size: int, entry: Any) -> bool:
+    match entry:
+        case [str(), [*rows]]:
+            return all(isinstance(row, list) and len(row) > 1 and _are_tokens(row, vocab_size) for row in rows)
+    return False
+
+
+def _are_tokens(row: Sequence[Any], vocab_size: int) -> bool:
+    return all(type(token) is int and 0 <= token < vocab_size for token in row)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.plugins.suffix.corpus import Corpora
-from specdec.plugins.token_recycling.saved import load_successors
+from specdec.plugins.token_recycling.proposer import load_successors
 from specdec.sdk import SpecdecError
 
 READERS = {
