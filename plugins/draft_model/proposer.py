@@ -24,8 +24,7 @@ from specdec.sdk.model_proposer.kv_shape import require_positions
 from .as_text import Crossing
 from .pard2 import Pard2Spec, TargetTerm
 from .reencode import SPARE_ROWS, TextDrafter
-from .tables import PaddedTable, SharedTable
-from .vocabularies import Asked, Vocabularies, has_tokenizer
+from .vocabularies import Asked, PaddedTable, SharedTable, Vocabularies, has_tokenizer
 
 logger = logging.getLogger(__name__)
 
