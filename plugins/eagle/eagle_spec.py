@@ -10,8 +10,7 @@ from specdec.sdk import Refusal, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint, require_target
 from specdec.sdk.model_proposer.kv_shape import require_positions
 
-from .decoder_config import decoder_config
-from .latent import is_latent
+from .decoder_config import decoder_config, is_latent
 from .names import count_layers, our_shapes
 from .recognise import is_eagle3
 from .variants import refuse_variants

@@ -4,15 +4,21 @@ A hidden states of the target, D draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from specdec.sdk import Refusal
+
 from .eagle3_spec import Eagle3Spec
 from .eagle_spec import EagleSpec
-from .layers import PairLayer, layers_of, run_layers
+
+_LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_LATENT_PROJECTIONS = ("q_a_proj", "kv_a_proj_with_mqa")
+_NORMS = {"q_a_layernorm": "q_lora_rank", "kv_a_layernorm": "kv_lora_rank"}
 
 
 class EagleNetwork(nn.Module):
@@ -28,7 +34,7 @@ class EagleNetwork(nn.Module):
         """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if they are not served here."""
         super().__init__()
         self.fc = nn.Linear(spec.embedding_size + spec.hidden_size, spec.hidden_size, bias=spec.has_fc_bias)
-        self.layers, self.rotary = layers_of(decoder, spec.decoder), decoder.rotary_emb
+        self.layers, self.rotary = _layers_of(decoder, spec.decoder), decoder.rotary_emb
         self.layers[0].input_layernorm = nn.Identity()
 
     def forward(self, token_ids: Tensor, positions: Tensor, hidden: Tensor, attention: Mapping[str, Any]) -> Tensor:
@@ -36,7 +42,7 @@ class EagleNetwork(nn.Module):
         dtype = next(self.layers.parameters()).dtype
         pair = torch.cat([self.embedding(token_ids).to(dtype), hidden.to(dtype)], dim=-1)
         states = self.fc(pair)[None]
-        return run_layers(self.layers, states, self.rotary(states, positions[None]), attention)[0]
+        return _run_layers(self.layers, states, self.rotary(states, positions[None]), attention)[0]
 
     def recycled(self, states: Tensor) -> Tensor:
         """What the row of the next draft reads: the guess as it is."""
@@ -72,7 +78,7 @@ class Eagle3Network(nn.Module):
             self.fc_norm = nn.ModuleList([nn.RMSNorm(spec.target_hidden_size, eps=eps) for _ in range(count)])
         if spec.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, max(count, 1) * spec.target_hidden_size))
-        layers = layers_of(decoder, spec.decoder)
+        layers = _layers_of(decoder, spec.decoder)
         first = PairLayer(
             layers[0],
             spec.embedding_size,
@@ -101,7 +107,7 @@ class Eagle3Network(nn.Module):
         embedded = self.embedding(token_ids).to(states.dtype)[None]
         rotary = self.rotary(states, positions[None])
         states = self.layers[0](embedded, states, rotary, attention)
-        return run_layers(self.layers[1:], states, rotary, attention)[0]
+        return _run_layers(self.layers[1:], states, rotary, attention)[0]
 
     def masked_states(self, num_rows: int) -> Tensor:
         """The state [num_rows, h] of rows that hold nothing but the mask."""
@@ -116,3 +122,71 @@ class Eagle3Network(nn.Module):
         """Logits [..., D] of recycled states [..., h]."""
         logits: Tensor = self.head(recycled if self._spec.feeds_back_normed else self.norm(recycled))
         return logits
+
+
+class PairLayer(nn.Module):
+    """A decoder layer whose attention reads a token's embedding beside the state; the embedding goes no further."""
+
+    def __init__(
+        self, layer: Any, embedding_size: int, eps: float, *, has_hidden_norm: bool, norm_before_residual: bool
+    ) -> None:
+        """`layer`: of transformers. Its norms, MLP and output projection are kept."""
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        width = layer.input_layernorm.weight.shape[0]
+        self.input_layernorm = nn.RMSNorm(embedding_size, eps=eps)
+        self.hidden_norm = nn.RMSNorm(width, eps=eps) if has_hidden_norm else nn.Identity()
+        self._norm_before_residual = norm_before_residual
+        for name, old in list(self.self_attn.named_children()):
+            if name not in _PROJECTIONS + _LATENT_PROJECTIONS:
+                continue
+            new = nn.Linear(embedding_size + width, old.out_features, bias=old.bias is not None)
+            setattr(self.self_attn, name, new)
+
+    def forward(
+        self, embedded: Tensor, states: Tensor, rotary: tuple[Tensor, Tensor], attention: Mapping[str, Any]
+    ) -> Tensor:
+        """New states [1, M, h] for embeddings [1, M, E] and states [1, M, h]."""
+        normed = self.hidden_norm(states)
+        pair = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        attended, _ = self.self_attn(pair, position_embeddings=rotary, attention_mask=None, **attention)
+        states = (normed if self._norm_before_residual else states) + attended
+        output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output
+
+
+def _layers_of(decoder: Any, config: Mapping[str, Any]) -> nn.ModuleList:
+    """A transformers decoder's layers. Raises Refusal if they are put together in another way than llama's.
+
+    config: theirs. Latent attention has other projections.
+    """
+    layers: nn.ModuleList = decoder.layers
+    if config.get("kv_lora_rank") is not None:
+        _give_eps(layers, config)
+        return layers
+    for layer in decoder.layers:
+        parts = {name for name, _ in layer.named_children()}
+        attention = {name for name, _ in layer.self_attn.named_children()} if "self_attn" in parts else set()
+        if parts != _LAYER_PARTS or not attention.issuperset(_PROJECTIONS):
+            found = ", ".join(sorted(parts | attention))
+            reason = f"its layers, of type {type(layer).__name__}, are made of {found}"
+            raise Refusal(reason, "layers of the llama or qwen3 type")
+    return layers
+
+
+def _run_layers(
+    layers: Iterable[nn.Module], states: Tensor, rotary: tuple[Tensor, Tensor], attention: Mapping[str, Any]
+) -> Tensor:
+    """Ordinary decoder layers on states [1, M, h]."""
+    for layer in layers:
+        states = layer(states, attention_mask=None, position_embeddings=rotary, **attention)
+    return states
+
+
+def _give_eps(layers: nn.ModuleList, config: Mapping[str, Any]) -> None:
+    """Give the norms of latents the configured epsilon, as vLLM does; transformers has its own."""
+    for layer in layers:
+        for name, size in _NORMS.items():
+            if config.get(size) is not None:
+                setattr(layer.self_attn, name, nn.RMSNorm(config[size], eps=config["rms_norm_eps"]))

@@ -9,7 +9,7 @@ from specdec.sdk import Refusal
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import CheckpointError
 
-from .latent import is_latent
+from .decoder_config import is_latent
 
 _TENSORS = {
     "parallel_draft_heads.*": "an EAGLE head with Medusa heads on top",
