@@ -18,9 +18,8 @@ from specdec.sdk.model_proposer import (
 )
 from specdec.sdk.model_proposer.autoregressive import HeadProposer
 
-from .eagle3_spec import Eagle3Spec
+from .eagle3_spec import Convention, Eagle3Spec
 from .eagle_spec import EagleSpec
-from .layer_ids import Convention
 from .names import UNUSED, our_names
 from .network import Eagle3Network, EagleNetwork
 
