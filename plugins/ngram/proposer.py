@@ -10,8 +10,7 @@ from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, Str
 from specdec.sdk.extensions import Trees
 from specdec.sdk.trees import Tree
 
-from .branches import BranchingIndex
-from .index import NgramIndex
+from .index import BranchingIndex, NgramIndex
 
 DEFAULT_MIN_LENGTH = 2
 DEFAULT_MAX_LENGTH = 5

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from specdec.plugins.ngram import NgramProposer
-from specdec.plugins.ngram.branches import BranchingIndex
-from specdec.plugins.ngram.index import NgramIndex
+from specdec.plugins.ngram.index import BranchingIndex, NgramIndex
 from specdec.sdk import (
     PADDING_TOKEN_ID,
     ConfigError,
