@@ -135,7 +135,6 @@ class Drafter:
         self._next_try = 0.0
         self._loss: _Loss | None = None  # of a drafter that has not ended yet
         self.num_losses = 0  # each time, what it was told is gone
-        self.num_draft_tokens = 0  # the most that it drafts
         self.num_uniforms = 0  # that it draws the drafts of a request with
         self.first_words: dict[str, Call] = {}  # behind the hello of each connection, in this order
 
@@ -276,7 +275,7 @@ class Drafter:
         """Raises LostError."""
         self._place.require_own()
         self._up = True
-        self.num_draft_tokens, self.num_uniforms = answer.num_draft_tokens, answer.num_uniforms
+        self.num_uniforms = answer.num_uniforms
 
     def _not_there(self, reason: str) -> ConfigError:
         facts = {
