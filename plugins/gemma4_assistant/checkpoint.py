@@ -26,7 +26,6 @@ class OrderedHead:
 class AssistantSpec:
     """What the network is, and which layers of the target it reads."""
 
-    checkpoint: Checkpoint
     decoder: Mapping[str, Any]  # the configuration of its layers
     width: int  # of the target's embeddings and states
     hidden_size: int
@@ -48,7 +47,6 @@ class AssistantSpec:
         for layer, source in enumerate(sources):
             _check_heads(_heads(decoder, kinds, layer), _heads(target.config, target.config["layer_types"], source))
         return cls(
-            checkpoint=checkpoint,
             decoder={"model_type": "gemma4_text", **decoder, "num_kv_shared_layers": num_layers},
             width=width,
             hidden_size=checkpoint.get("text_config.hidden_size", int),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.sdk import Needs, ProposerConfig, StepView, TargetInfo
 from specdec.sdk.extensions import TargetKV
-from specdec.sdk.model_proposer import CachedTargetProposer, ModelOptions, Weights
+from specdec.sdk.model_proposer import CachedTargetProposer, ModelOptions
 
 from .checkpoint import AssistantSpec
 from .network import Assistant
@@ -52,7 +52,7 @@ class Gemma4AssistantProposer(CachedTargetProposer):
         self._sources, self._kv = spec.sources, self.services.target_kv()
         self._ahead = 0 if self.config.options.rotary_position == "newest" else 1
         self.network = Assistant(spec, self.services.build_decoder(spec.decoder, self.settings))
-        weights = Weights(self.services.load_tensors(spec.checkpoint.directory), spec.checkpoint.directory)
+        weights = self.load_weights()
         if "lm_head.weight" in weights:
             weights.drop("model.embed_tokens.weight")  # the same, stored twice
         weights.rename("model.embed_tokens.", "lm_head.")
