@@ -50,8 +50,9 @@ class HydraSpec:
         if head is None or len(head) != 2:
             raise lacks(checkpoint, "hydra_lm_head.0.1.weight [V, H]")
         require_target(target, vocab_size=head[0], hidden_size=head[1])
+        of_target = {name: value for name, value in target.config.items() if name != "layer_types"}
         return cls(
-            decoder=_prefix_config(target),
+            decoder=of_target | {"model_type": "llama", "num_hidden_layers": 1},
             num_heads=checkpoint.get("hydra_num_heads", int),
             num_layers=checkpoint.get("hydra_num_layers", int, 1),
             hidden_size=target.hidden_size,
@@ -71,10 +72,3 @@ def _our_name(stored: str) -> str:
     if found := _HEAD.fullmatch(stored):
         return f"lm_heads.{found[1]}.{found[2]}"
     return stored.replace(f"{PREFIX}layers.0.", "layer.").replace(f"{PREFIX}norm.", "norm.")
-
-
-def _prefix_config(target: TargetInfo) -> dict[str, Any]:
-    """The configuration of one Llama layer with the target's sizes."""
-    config = dict(target.config) | {"model_type": "llama", "num_hidden_layers": 1}
-    config.pop("layer_types", None)
-    return config

@@ -46,10 +46,11 @@ def best_exit(exits: Mapping[int, Logits], whole: Logits, target: TargetInfo, nu
     """
     length = LENGTH if target.device == "cpu" else min(LENGTH, target.block_size)  # of one block: nobody owns more
     texts = [_written(whole, target.vocab_size, number, length) for number in range(NUM_TEXTS)]
-    expected = [_choices(whole, text) for text in texts]
+    expected = [whole(text, 0).argmax(dim=-1) for text in texts]
     found = []
     for number, logits in exits.items():
-        right = [(_choices(logits, text) == best)[OPENING:] for text, best in zip(texts, expected, strict=True)]
+        pairs = zip(texts, expected, strict=True)
+        right = [(logits(text, 0).argmax(dim=-1) == best)[OPENING:] for text, best in pairs]
         rounds = sum(num_rounds(each.tolist(), num_drafts) for each in right)
         tokens = sum(map(len, right)) / rounds
         agreement = torch.cat(right).float().mean().item()
@@ -108,7 +109,3 @@ def _written(whole: Logits, vocab_size: int, number: int, length: int) -> Tensor
         drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
         text = torch.cat([text, drawn if len(text) < OPENING else logits.argmax()[None]])
     return text
-
-
-def _choices(logits: Logits, text: Tensor) -> Tensor:
-    return logits(text, 0).argmax(dim=-1)
