@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from specdec.sdk.errors import ConfigError, message
 from specdec.sdk.keys import ClientKey
@@ -31,7 +30,6 @@ from .connection import ClosedError, Connection, LostError
 
 logger = logging.getLogger("specdec")
 
-NO_FACTS: Mapping[str, str] = MappingProxyType({})
 FILE = "ipc://"
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
@@ -220,7 +218,7 @@ class Drafter:
         elif isinstance(answer, Unknown):
             self.lose("it does not know this engine any more", let_go=True)
 
-    def lose(self, reason: str, facts: Mapping[str, str] = NO_FACTS, *, let_go: bool = False) -> None:
+    def lose(self, reason: str, facts: Mapping[str, str] | None = None, *, let_go: bool = False) -> None:
         """It cannot be used: end it, say so, and try again later, at once if it was well.
 
         let_go: whether it let go of this engine by itself. If not it is told to, or it would keep slots for it.
@@ -236,7 +234,7 @@ class Drafter:
         pause = 0.0 if self._answers >= (1 if let_go else PROVEN_AFTER) else self._pause
         self._pause, self._answers = min(2 * pause + FIRST_PAUSE, LONGEST_PAUSE), 0
         self._next_try = self._clock() + pause
-        self._loss = _Loss(reason, facts, was_up, pause)
+        self._loss = _Loss(reason, facts or {}, was_up, pause)
         self._has_ended(self._loss)
 
     def close(self) -> None:
