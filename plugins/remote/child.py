@@ -94,8 +94,8 @@ class Child(Place):
         """Start it, and wait until it listens. Raises what its proposer raised, or ProposerError SD-E335."""
         self._start()
         end = time.monotonic() + self._start_seconds
-        while not self._reports and self._read(end - time.monotonic()):
-            pass
+        while not self._reports and self._keeper is not None and (left := end - time.monotonic()) > 0:
+            self._read(left)
         error = self._error()
         if error is not None:
             self._number = 0
@@ -143,8 +143,8 @@ class Child(Place):
         if self._keeper is not None:
             self._keeper.say(END)
             end = time.monotonic() + GRACE_SECONDS + KILL_SECONDS
-            while self._read(end - time.monotonic()):
-                pass
+            while self._keeper is not None and (left := end - time.monotonic()) > 0:
+                self._read(left)
             self._drop_keeper()
         failed = [each for each in self._reports if isinstance(each, Failed)]
         if failed and self._number:
@@ -175,16 +175,13 @@ class Child(Place):
         self._reports.clear()
         self._is_new, self._started_at = True, time.monotonic()
 
-    def _read(self, seconds: float) -> bool:
-        """Whether the keeper lives, and said something within so many seconds."""
-        if self._keeper is None:
-            return False
-        reports = self._keeper.read(seconds)
+    def _read(self, seconds: float) -> None:
+        """Take what the keeper says within so many seconds: perhaps the first part of a report only."""
+        reports = None if self._keeper is None else self._keeper.read(seconds)
         if reports is None:
             self._drop_keeper()
-            return False
-        self._reports += [each for each in reports if isinstance(each, Failed) or each.number == self._number]
-        return bool(reports)
+        else:
+            self._reports += [each for each in reports if isinstance(each, Failed) or each.number == self._number]
 
     def _error(self) -> SpecdecError | None:
         """The error of a start. None: it is ready."""

@@ -188,6 +188,10 @@ def prints():
     sys.stdout.flush()
 
 
+def fails_at_length():
+    raise ValueError("\u754c" * 20_000)  # the text and the traceback: 120 kB
+
+
 WAYS = {
     "exit": lambda: os._exit(0),
     "status": lambda: os._exit(3),
@@ -200,4 +204,5 @@ WAYS = {
     "too_much": too_much,
     "aborts": aborts,
     "raises": fails,
+    "raises_at_length": fails_at_length,
 }

@@ -289,6 +289,12 @@ def test_an_error_of_its_constructor_stops_the_start_as_in_one_process() -> None
 
 
 @pytest.mark.full
+def test_such_an_error_may_be_longer_than_a_pipe_holds() -> None:
+    with pytest.raises(PluginLoadError, match="SD-E116"):
+        engine(mine("Ends", how="raises_at_length", step=0))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("how", "found"), [("status", "with exit status 3"), ("segfault", "by SIGSEGV")])
 def test_a_process_that_ends_at_the_start_is_named(how, found) -> None:
     with pytest.raises(ProposerError, match=f"SD-E335[\\s\\S]*{found}, in constructing the proposer of {MODULE}"):
