@@ -23,7 +23,6 @@ from ..replay.rows import (
     recorded_texts,
     refuse_drawn,
     request_rows,
-    steps_of,
 )
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION
@@ -115,7 +114,7 @@ def _result(
         "machine": machine_facts(load, waited),
         "baseline": {"seconds": sum(plain), "tokens_per_second": num_tokens / sum(plain)} if plain else None,
         "rows": comparison_facts(measured, [request.category for request in recording], plain, by, tell_apart),
-        "token_texts": recorded_texts(recording, [steps_of(each[0]) for each in turns]),
+        "token_texts": recorded_texts(recording, [each[0].steps for each in turns]),
     }
 
 
@@ -137,7 +136,7 @@ def _turns(
 
 
 def _measured(recording: Recording, variant: Variant, repeats: Sequence[Replayed]) -> Measured:
-    steps = steps_of(repeats[0])
+    steps = repeats[0].steps
     seconds = [predicted_seconds(recording, each) for each in repeats]
     return Measured(
         variant.label,

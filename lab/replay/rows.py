@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,14 +15,6 @@ from ..result import step_facts
 from ..token_texts import texts_of
 from .assembly import tokenizer_of
 from .run import Replayed, replay
-
-
-def steps_of(replayed: Replayed) -> dict[str, list[Step]]:
-    """The steps of each request by its id."""
-    steps: defaultdict[str, list[Step]] = defaultdict(list)
-    for each in replayed.steps:
-        steps[each.request_id].append(Step(each.draft_token_ids, each.num_accepted, len(each.token_ids), each.parents))
-    return steps
 
 
 def request_rows(recording: Recording, steps: Mapping[str, Sequence[Step]]) -> list[dict[str, Any]]:

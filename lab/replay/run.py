@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.host import parts_of
@@ -18,31 +18,12 @@ from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
 from specdec.core.request.request import Committed
 
+from ..measure import Step
 from ..recording import RecordedRequest, Recording
 from .assembly import ReplayEngine
 from .clock import ProposeClock
 from .expected import ExpectedAcceptance
 from .playback import Listener
-
-
-@dataclass(frozen=True)
-class ReplayedStep:
-    """What one step did to one request."""
-
-    request_id: str
-    position: int  # of its first new token, counted from the first output token
-    draft_token_ids: tuple[int, ...]  # verified
-    num_accepted: int
-    token_ids: tuple[int, ...]  # committed
-    parents: tuple[int, ...] | None = None  # of a tree's nodes, by their places in `draft_token_ids`; None: a chain
-
-    @classmethod
-    def of(cls, each: Committed) -> Self:
-        """What the engine said of a step that committed a token."""
-        position = each.length - len(each.token_ids) - each.request.num_prompt_tokens
-        parents = None if each.tree is None else tuple(each.tree.shown_parents())
-        facts = tuple(each.draft_token_ids), each.num_accepted, tuple(each.token_ids), parents
-        return cls(each.request.request_id, position, *facts)
 
 
 @dataclass(frozen=True)
@@ -52,7 +33,7 @@ class Replayed:
     proposer: str | None  # None: plain decoding
     target: str | None  # its "module:Class"
     num_speculative_tokens: int  # K; of trees, their depth
-    steps: tuple[ReplayedStep, ...]  # those that sampled
+    steps: Mapping[str, Sequence[Step]]  # by request id: those that sampled
     acceptance: RequestMetrics
     outputs: Mapping[str, tuple[int, ...]]  # by request id
     step_rows: tuple[int, ...]  # tokens computed in each step of the engine
@@ -120,7 +101,7 @@ def replay(
             proposer=str(host.plugin) if host else None,
             target=host.plugin.target if host else None,
             num_speculative_tokens=host.loaded.config.num_draft_tokens if host else 0,
-            steps=tuple(running.steps),
+            steps=running.steps,
             acceptance=engine.metrics.acceptance,
             outputs=running.outputs,
             step_rows=tuple(running.rows),
@@ -143,7 +124,7 @@ class _Running:
         self.clock = ProposeClock(engine.metrics.seconds)
         if self._drafts:
             parts_of(engine).plan.hooks.add(self.clock, "the clock of a replay")
-        self.steps: list[ReplayedStep] = []
+        self.steps: defaultdict[str, list[Step]] = defaultdict(list)
         self.outputs: dict[str, tuple[int, ...]] = {}
         self.rows: list[int] = []
         self.rows_of: defaultdict[str, list[int]] = defaultdict(list)
@@ -160,7 +141,7 @@ class _Running:
                 request = each.request
                 self.rows_of[request.request_id].append(each.num_rows)
                 if each.token_ids:
-                    self.steps.append(ReplayedStep.of(each))
+                    self.steps[request.request_id].append(Step.of(each))
                 if request.finish_reason is not None:
                     self.outputs[request.request_id] = tuple(request.output_token_ids)
             self.rows.append(sum(each.num_rows for each in committed))

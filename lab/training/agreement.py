@@ -92,13 +92,13 @@ def _by_trainer(speculative_config: SpeculativeSettings) -> list[Agreement]:
 
 def _teacher_forced(recording: Recording, replayed: Replayed) -> RequestMetrics:
     """Count acceptance at every position of the text, with drafts that begin from the recorded states."""
-    texts = {each.request_id: (*each.token_ids, *each.past_token_ids) for each in recording}
     counts = RequestMetrics()
-    for step in replayed.steps:
-        text = texts[step.request_id][step.position :]
-        pairs = list(zip(step.draft_token_ids, text, strict=False))
-        agreed = next((at for at, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
-        counts.record(len(pairs), agreed, 1 + agreed)
+    for request in recording:
+        text = (*request.token_ids, *request.past_token_ids)
+        for position, step in enumerate(replayed.steps[request.request_id]):  # each commits one token
+            pairs = list(zip(step.draft_token_ids, text[position:], strict=False))
+            agreed = next((at for at, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
+            counts.record(len(pairs), agreed, 1 + agreed)
     return counts
 
 

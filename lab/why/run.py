@@ -21,7 +21,7 @@ from ..measure import Step, counts_of, summed
 from ..progress import NoProgress
 from ..recording import RecordedRequest, Recording
 from ..replay.assembly import replay_config, tokenizer_of
-from ..replay.rows import recorded_cell, recorded_texts, refuse_drawn, request_rows, steps_of
+from ..replay.rows import recorded_cell, recorded_texts, refuse_drawn, request_rows
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION, acceptance_facts
 from .choices import PROBE_TEMPERATURES, ChoicesListener
@@ -57,7 +57,7 @@ def run_why(
         once = partial(replay, recording, plugins=plugins, model=model, device=device)
         replayed.append(_replayed(variant, once))
         refuse_drawn(replayed[-1][0], variant.label)
-    texts = recorded_texts(recording, [steps_of(run) for run, _, _ in replayed])
+    texts = recorded_texts(recording, [run.steps for run, _, _ in replayed])
     refusals = _refusals_of(recording, plugins)
     rows = [_row(recording, variant, *each, texts, refusals) for variant, each in zip(variants, replayed, strict=True)]
     return {
@@ -121,7 +121,7 @@ def _row(
     texts: Mapping[str, str],
     refusals: Mapping[str, Refuses],
 ) -> dict[str, Any]:
-    steps = steps_of(replayed)
+    steps = replayed.steps
     traced = [
         _traced(request, steps[request.request_id], found, refusals.get(request.request_id, free))
         for request in recording

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from tempfile import mkdtemp
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.registry import PluginSettings
+from specdec.lab.measure import Step
 from specdec.lab.recording import Recording
 from specdec.lab.recording.recorder import record
 from specdec.lab.recording.settings import RecordSettings
-from specdec.lab.replay.run import ReplayedStep, params_of
+from specdec.lab.replay.run import params_of
 
 LAYERS = (2, 4, 5, "final")
 
@@ -47,15 +50,24 @@ def shared(temperature: float = 0.0, full_logits: bool = False) -> Recording:
     return make(folder, temperature=temperature, hidden_states=LAYERS, full_logits=full_logits)
 
 
-def live_steps(recording: Recording, speculative_config) -> tuple[list[ReplayedStep], Engine]:
-    """What the engine does to the recorded requests with its target."""
+def live_steps(recording: Recording, speculative_config) -> tuple[dict[str, list[Step]], Engine]:
+    """What the engine does to each recorded request with its target."""
     seats = recording.manifest.engine["max_num_seqs"]
     engine = Engine(EngineConfig(model="tiny", device="cpu", max_num_seqs=seats), speculative_config)
-    steps = []
+    steps = defaultdict(list)
     for request in recording:
         engine.add_request(list(request.prompt_token_ids), params_of(recording, request), request.request_id)
     while engine.has_unfinished_requests:
         for each in engine.step():
             if each.token_ids:
-                steps.append(ReplayedStep.of(each))
+                steps[each.request.request_id].append(Step.of(each))
     return steps, engine
+
+
+def drafts_at(replayed) -> dict[tuple[str, int], list[int]]:
+    """The drafts of a replay by request and by the position of the step's first new token."""
+    return {
+        (request_id, position): list(step.draft_token_ids)
+        for request_id, steps in replayed.steps.items()
+        for position, step in zip(accumulate((step.num_committed for step in steps), initial=0), steps, strict=False)
+    }

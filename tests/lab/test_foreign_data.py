@@ -5,7 +5,7 @@ import gzip
 import pyarrow as pa
 import pytest
 import torch
-from recordings import shared
+from recordings import drafts_at, shared
 from safetensors.torch import save_file
 
 from specdec.core.config.engine_config import EngineConfig
@@ -70,9 +70,9 @@ def test_a_head_replays_training_data_as_it_replays_a_recording(tmp_path, write)
     assert [[*each.prompt_token_ids, *each.token_ids] for each in found] == [ids for ids, _, _ in rows]
     assert found.manifest.top_m == 0
     asked = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
-    steps = [(step.position, step.draft_token_ids) for step in replay(found, asked).steps if step.position < 12]
-    first = [(step.position, step.draft_token_ids) for step in replay(shared(), asked).steps if step.position < 12]
-    assert sorted(steps) == sorted(first)
+    both = (drafts_at(replay(recording, asked)).items() for recording in (found, shared()))
+    steps, first = (sorted((position, drafts) for (_, position), drafts in each if position < 12) for each in both)
+    assert steps == first
 
 
 def test_neighbouring_tokens_that_are_trained_on_are_a_request(tmp_path):

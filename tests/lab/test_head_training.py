@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recordings import make, shared
+from recordings import drafts_at, make, shared
 
 from specdec.core.model.model_support import locate_model
 from specdec.core.registry import PluginSettings
@@ -28,17 +28,15 @@ def test_a_teacher_forced_replay_drafts_at_every_position():
     replayed = replay(recording, HEAD, teacher_forced=True)
     assert dict(replayed.outputs) == {each.request_id: each.token_ids for each in recording}
     for request in recording:
-        steps = [step for step in replayed.steps if step.request_id == request.request_id]
-        assert [step.position for step in steps] == list(range(len(request.token_ids)))
+        steps = replayed.steps[request.request_id]
+        assert [step.num_committed for step in steps] == [1] * len(request.token_ids)
         assert all(step.num_accepted == 0 for step in steps)
 
 
 def test_drafts_at_a_position_are_those_of_an_ordinary_replay():
-    forced = {(step.request_id, step.position): step for step in replay(shared(), HEAD, teacher_forced=True).steps}
-    for step in replay(shared(), HEAD).steps:
-        assert (
-            step.draft_token_ids == forced[step.request_id, step.position].draft_token_ids[: len(step.draft_token_ids)]
-        )
+    forced = drafts_at(replay(shared(), HEAD, teacher_forced=True))
+    for place, drafts in drafts_at(replay(shared(), HEAD)).items():
+        assert drafts == forced[place][: len(drafts)]
 
 
 @pytest.mark.slow

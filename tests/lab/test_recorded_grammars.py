@@ -37,7 +37,7 @@ def test_the_form_of_each_request_is_kept_and_what_ends_is_followed_freely(recor
 def test_a_replay_drafts_what_a_live_run_drafts(recording, config):
     replayed = replay(recording, config)
     live, _ = live_steps(recording, config)
-    assert list(replayed.steps) == live
+    assert replayed.steps == live
     assert replayed.acceptance.num_accepted_tokens > 0
     assert replayed.outputs == {each.request_id: each.token_ids for each in recording}
 

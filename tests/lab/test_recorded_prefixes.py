@@ -45,7 +45,7 @@ def num_cached(recording, replayed):
 def test_a_replay_computes_what_a_live_run_computes(recording, name):
     replayed = replay(recording, CONFIGS[name])
     steps, engine = live_steps(recording, CONFIGS[name])
-    assert list(replayed.steps) == steps
+    assert replayed.steps == steps
     hits = engine.metrics.counts["prefix_cache_hits"]
     assert sum(num_cached(recording, replayed)) == hits > 0
 

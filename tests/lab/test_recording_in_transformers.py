@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from recordings import LAYERS, Quiet, settings, shared
+from recordings import LAYERS, Quiet, drafts_at, settings, shared
 
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
@@ -24,8 +24,7 @@ def test_text_probabilities_and_states_are_those_of_the_engine(tmp_path):
         states = found.hidden_states(theirs.request_id)
         assert torch.allclose(states, ours.hidden_states(mine.request_id)[: len(states)], atol=1e-3)
     asked = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
-    each = [replay(recording, asked).steps for recording in (found, ours)]
-    first, second = (sorted((s.request_id, s.position, s.draft_token_ids) for s in steps) for steps in each)
+    first, second = (drafts_at(replay(recording, asked)) for recording in (found, ours))
     assert first == second
 
 

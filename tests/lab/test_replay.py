@@ -50,7 +50,7 @@ def test_steps_of_a_replay_are_those_of_a_live_run(name, temperature):
     recording = shared(temperature)
     replayed = replay(recording, PROPOSERS[name])
     steps, engine = live_steps(recording, PROPOSERS[name])
-    assert list(replayed.steps) == steps
+    assert replayed.steps == steps
     assert replayed.acceptance == engine.metrics.acceptance
     assert replayed.acceptance.num_draft_tokens > 0
     assert replayed.outputs == {each.request_id: each.token_ids for each in recording}
@@ -59,9 +59,10 @@ def test_steps_of_a_replay_are_those_of_a_live_run(name, temperature):
 def test_trees_are_replayed_branch_by_branch():
     replayed = replay(shared(), TREES["suffix tree"])
     steps, engine = live_steps(shared(), TREES["suffix tree"])
-    assert list(replayed.steps) == steps
+    assert replayed.steps == steps
     assert replayed.acceptance == engine.metrics.acceptance
-    assert any(list(step.parents) != list(range(-1, len(step.parents) - 1)) for step in steps if step.parents)
+    trees = [step.parents for each in steps.values() for step in each if step.parents]
+    assert any(list(parents) != list(range(-1, len(parents) - 1)) for parents in trees)
 
 
 def test_what_a_recording_cannot_answer_is_refused_by_name():
@@ -85,7 +86,7 @@ def test_a_request_that_ends_at_a_token_accepts_what_a_live_run_accepts_past_it(
         assert (*request.token_ids, *request.past_token_ids) == text[: len(request.token_ids) + 16]
     replayed = replay(recording, PROPOSERS["draft_model"])
     steps, engine = live_steps(recording, PROPOSERS["draft_model"])
-    assert list(replayed.steps) == steps
+    assert replayed.steps == steps
     assert replayed.acceptance == engine.metrics.acceptance
 
 
@@ -252,7 +253,7 @@ def test_a_changed_proposer_is_read_anew(tmp_path, monkeypatch):
 
     def run():
         replayed = replay(shared(), asked)
-        counts.append(max(len(step.draft_token_ids) for step in replayed.steps))
+        counts.append(max(len(step.draft_token_ids) for steps in replayed.steps.values() for step in steps))
         return [replayed.target]
 
     watch = Watch(run, errors.append)

@@ -98,7 +98,7 @@ def test_texts_probabilities_and_states_are_those_of_our_engine(both):
 def test_a_replay_drafts_and_accepts_the_same(both, tiny_drafter, method):
     asked = {"method": method, "num_speculative_tokens": 4}
     asked |= {"model": tiny_drafter(method)} if method == "eagle3" else {}
-    theirs, ours = (sorted(map(str, replay(recording, asked).steps)) for recording in both)
+    theirs, ours = (replay(recording, asked).steps for recording in both)
     assert theirs == ours
     assert replay(both[0], asked).acceptance.num_accepted_tokens > 5
 
