@@ -58,14 +58,6 @@ class Pass:
         return summed(self.acceptance_by_prompt.values())
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """All prompts once through each engine, one pass per category."""
-
-    passes: tuple[Pass, ...]
-    baseline: tuple[Pass, ...]  # empty without a baseline
-
-
 class TimedEngine:
     """An engine that is timed, and rebuilt where it would otherwise profit from having seen the prompts."""
 
@@ -148,20 +140,11 @@ def take_turns(
     return repeats
 
 
-def measure(
-    engine: TimedEngine,
-    baseline: TimedEngine | None,
-    prompts: Sequence[BenchPrompt],
-    *,
-    num_repeats: int,
-    num_warmup: int,
-    on_finished: OnFinished,
-) -> list[Repeat]:
-    """Run prompts, a category at a time, `num_repeats` times through both engines, which take turns in going first."""
+def units_of(prompts: Sequence[BenchPrompt], size: int | None = None) -> list[list[BenchPrompt]]:
+    """Prompts of one category, `size` of them at a time. None means all."""
     groups = [list(group) for _, group in groupby(prompts, key=lambda prompt: prompt.category)]
-    both = [engine] if baseline is None else [engine, baseline]
-    repeats = take_turns(both, groups, num_repeats=num_repeats, num_warmup=num_warmup, on_finished=on_finished)
-    return [Repeat(passes, beside[0] if beside else ()) for passes, *beside in repeats]
+    most = size or len(prompts)
+    return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
 
 
 def outputs_of(passes: Sequence[Pass]) -> dict[str, tuple[int, ...]]:

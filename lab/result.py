@@ -13,7 +13,7 @@ from specdec.core.request.metrics import RequestMetrics
 
 from .equality import Difference
 from .intervals import student_t
-from .measure import Pass, Repeat, Step, merged_acceptance, merged_stages
+from .measure import Pass, Step, merged_acceptance, merged_stages
 from .prompts import BenchPrompt
 
 SCHEMA_VERSION = 1
@@ -126,10 +126,9 @@ def timing_facts(
     }
 
 
-def run_facts(repeats: Sequence[Repeat], baseline: Baseline | None) -> dict[str, Any]:
+def run_facts(repeats: Sequence[Sequence[Pass]], baseline: Baseline | None) -> dict[str, Any]:
     """Everything that timing and counting give. Counts are those of the first repeat: the others say the same."""
-    first = repeats[0].passes
-    timing = Timing.of([repeat.passes for repeat in repeats])
+    first, timing = repeats[0], Timing.of(repeats)
     total = acceptance_facts(merged_acceptance(first))
     by_category = {}
     for each in first:
@@ -142,7 +141,7 @@ def run_facts(repeats: Sequence[Repeat], baseline: Baseline | None) -> dict[str,
         **break_even_facts(timing.mean(), baseline.timing.mean() if baseline else None, total),
         "proposer_propose_calls": sum(each.num_propose_calls for each in first),
         "by_category": by_category,
-        "time_shares": time_shares([each for repeat in repeats for each in repeat.passes]),
+        "time_shares": time_shares([each for passes in repeats for each in passes]),
         "repeats": _raw_times(timing, baseline),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from specdec.sdk.saved_state import as_path, has_state
 from .earlier import EarlierRun
 from .environment import environment, source_sha256
 from .equality import Difference, compare
-from .measure import Repeat, TimedEngine, measure, outputs_of
+from .measure import Pass, TimedEngine, outputs_of, take_turns, units_of
 from .progress import NoProgress
 from .prompts import BenchPrompt, Chosen, PromptSettings, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
@@ -55,14 +55,6 @@ class BenchSettings(RunSettings):
         return self.replace(engine=self.engine.replace(model=model), speculative_config=asked)
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """What a run is compared with: the times and outputs of plain decoding, for each of its repeats."""
-
-    baseline: Baseline
-    outputs: Sequence[Mapping[str, tuple[int, ...]]]
-
-
 def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProgress) -> dict[str, Any]:
     """Measure, with a proposer that `plugins` lets load. Returns the result as it is written to a file.
 
@@ -75,7 +67,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
         progress.stage("loading")
         engine = started(settings.engine, settings.speculative_config, plugins, stack)
         with_plain = settings.speculative_config is not None and settings.baseline == "auto"
-        beside = started(settings.engine, None, plugins, stack) if with_plain else None
+        beside = [started(settings.engine, None, plugins, stack)] if with_plain else []
         chosen = choose(rows, settings.num_prompts, settings.sampling, engine.engine, chat=settings.chat)
         configuration = configuration_facts(settings, engine.engine, chosen) | speculation_facts(
             settings.speculative_config, engine.engine
@@ -83,32 +75,28 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: NoProg
         machine = environment_facts(engine.engine)
         if earlier:
             earlier.refuse_unlike(configuration, machine, chosen.prompts)
-        progress.stage("measuring", len(chosen.prompts) * settings.repeat * (2 if beside else 1))
-        repeats = measure(
-            engine,
-            beside,
-            chosen.prompts,
-            num_repeats=settings.repeat,
-            num_warmup=settings.warmup,
-            on_finished=progress.finished,
+        engines, units = [engine, *beside], units_of(chosen.prompts)
+        progress.stage("measuring", len(chosen.prompts) * settings.repeat * len(engines))
+        turns = take_turns(
+            engines, units, num_repeats=settings.repeat, num_warmup=settings.warmup, on_finished=progress.finished
         )
-        reference = _reference(earlier, repeats)
+        repeats, *plain = zip(*turns, strict=True)
+        baseline, expected = _reference(earlier, plain, settings.repeat)
         differences = None
-        if reference and settings.check_equal != "off":
+        if baseline and settings.check_equal != "off":
             progress.stage("comparing outputs")
-            found = [outputs_of(repeat.passes) for repeat in repeats]
-            differences = all_differences(engine.engine, chosen.prompts, reference.outputs, found)
+            differences = all_differences(engine.engine, chosen.prompts, expected, list(map(outputs_of, repeats)))
     return {
         "schema_version": SCHEMA_VERSION,
         "configuration": configuration,
         "environment": machine,
         "num_prompts": len(chosen.prompts),
         "num_prompts_skipped": chosen.num_skipped,
-        **run_facts(repeats, reference.baseline if reference else None),
+        **run_facts(repeats, baseline),
         "proposer_figures": own_figures(engine.engine),
         **equality_facts(differences, len(chosen.prompts), engine.engine.tokenizer),
-        "requests": request_facts(chosen.prompts, repeats[0].passes),
-        "token_texts": token_texts(engine.engine.tokenizer, repeats[0].passes),
+        "requests": request_facts(chosen.prompts, repeats[0]),
+        "token_texts": token_texts(engine.engine.tokenizer, repeats[0]),
     }
 
 
@@ -179,13 +167,15 @@ def environment_facts(engine: Engine) -> dict[str, Any]:
     return environment(parts.model.target.device) | {"threads": parts.model.threads.count}
 
 
-def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Reference | None:
+def _reference(
+    earlier: EarlierRun | None, plain: Sequence[Sequence[Sequence[Pass]]], num_repeats: int
+) -> tuple[Baseline | None, Sequence[Mapping[str, tuple[int, ...]]]]:
+    """Times and outputs of plain decoding for each repeat. plain: what ran beside it, if anything did."""
     if earlier:
-        return _Reference(Baseline(earlier.timing, paired=False), [earlier.outputs] * len(repeats))
-    if not repeats[0].baseline:
-        return None
-    timing = Timing.of([repeat.baseline for repeat in repeats])
-    return _Reference(Baseline(timing, paired=True), [outputs_of(repeat.baseline) for repeat in repeats])
+        return Baseline(earlier.timing, paired=False), [earlier.outputs] * num_repeats
+    if not plain:
+        return None, ()
+    return Baseline(Timing.of(plain[0]), paired=True), list(map(outputs_of, plain[0]))
 
 
 def all_differences(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +11,7 @@ from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.registry import PluginSettings
 
 from ..environment import load_per_core, machine_facts
-from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns
+from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns, units_of
 from ..progress import NoProgress
 from ..prompts import BenchPrompt, Chosen, choose
 from ..result import SCHEMA_VERSION, equality_facts, request_facts, time_shares
@@ -60,7 +59,7 @@ def run_compare(
             engines.append(started(settings.engine, asked, plugins, stack))
         plain = engines[0].engine
         chosen = choose(rows, settings.num_prompts, settings.sampling, plain, chat=settings.chat)
-        units = _units(chosen.prompts, settings.engine.max_num_seqs)
+        units = units_of(chosen.prompts, settings.engine.max_num_seqs)
         progress.stage("measuring", len(chosen.prompts) * settings.repeat * len(engines))
         turns = take_turns(
             engines, units, num_repeats=settings.repeat, num_warmup=settings.warmup, on_finished=progress.finished
@@ -83,12 +82,6 @@ def run_compare(
             **_result(variants, facts, units, chosen, turns, sort, tell_apart),
             "token_texts": token_texts(plain.tokenizer, [each for passes in turns[0] for each in passes]),
         }
-
-
-def _units(prompts: Sequence[BenchPrompt], size: int) -> list[list[BenchPrompt]]:
-    """Prompts of one category, `size` of them at a time."""
-    groups = [list(group) for _, group in groupby(prompts, key=lambda prompt: prompt.category)]
-    return [group[start : start + size] for group in groups for start in range(0, len(group), size)]
 
 
 def _equality(

@@ -13,7 +13,7 @@ from specdec import LLM
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.registry import PluginSettings
 from specdec.lab import run as bench_run
-from specdec.lab.measure import measure, merged_acceptance
+from specdec.lab.measure import merged_acceptance, take_turns
 from specdec.lab.run import BenchSettings, run_bench
 from specdec.sdk import ConfigError, ProposerError
 
@@ -162,7 +162,7 @@ class Silent:
 def bench(state_dir, monkeypatch):
     """Accepted draft tokens of each of two repeats."""
     kept = []
-    monkeypatch.setattr(bench_run, "measure", lambda *args, **rest: kept.extend(measure(*args, **rest)) or kept)
+    monkeypatch.setattr(bench_run, "take_turns", lambda *args, **rest: kept.extend(take_turns(*args, **rest)) or kept)
     settings = BenchSettings(
         engine=EngineConfig(model="tiny", max_model_len=256),
         speculative_config=SUFFIX | {"state_dir": str(state_dir)},
@@ -172,7 +172,7 @@ def bench(state_dir, monkeypatch):
         baseline="off",
     )
     run_bench(settings, PluginSettings(), Silent())
-    return [merged_acceptance(repeat.passes).num_accepted_tokens for repeat in kept]
+    return [merged_acceptance(passes).num_accepted_tokens for (passes,) in kept]
 
 
 @pytest.mark.slow

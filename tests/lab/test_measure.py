@@ -9,7 +9,7 @@ from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
 from specdec.lab.equality import compare
-from specdec.lab.measure import TimedEngine, measure, merged_acceptance, outputs_of
+from specdec.lab.measure import TimedEngine, merged_acceptance, outputs_of, take_turns, units_of
 from specdec.lab.prompts import BenchPrompt
 
 CONFIG = EngineConfig(model="tiny", max_num_seqs=2, max_model_len=64)
@@ -53,10 +53,14 @@ def run(speculative_config, num_repeats=2):
     prompts = bench_prompts()
     engine = TimedEngine(lambda: Engine(CONFIG, speculative_config))
     plain = TimedEngine(lambda: Engine(CONFIG))
-    repeats = measure(
-        engine, plain, prompts, num_repeats=num_repeats, num_warmup=1, on_finished=lambda each: finished.append(each)
+    turns = take_turns(
+        [engine, plain],
+        units_of(prompts),
+        num_repeats=num_repeats,
+        num_warmup=1,
+        on_finished=lambda each: finished.append(each),
     )
-    return repeats, finished
+    return turns, finished
 
 
 @pytest.fixture(scope="module")
@@ -65,43 +69,43 @@ def ngram_run():
 
 
 def test_each_repeat_has_a_pass_per_category_for_both_engines(ngram_run):
-    repeats, finished = ngram_run
-    for repeat in repeats:
-        assert [each.category for each in repeat.passes] == ["a", "b"]
-        assert [each.category for each in repeat.baseline] == ["a", "b"]
-        assert [sorted(each.outputs) for each in repeat.passes] == [["one", "two"], ["three"]]
+    turns, finished = ngram_run
+    for passes, plain in turns:
+        assert [each.category for each in passes] == ["a", "b"]
+        assert [each.category for each in plain] == ["a", "b"]
+        assert [sorted(each.outputs) for each in passes] == [["one", "two"], ["three"]]
     assert len(finished) == 3 * 2 * 2
 
 
 def test_counts_of_a_pass_exclude_what_the_engine_did_before(ngram_run):
-    repeats, _ = ngram_run
-    for repeat in repeats:
-        total = merged_acceptance(repeat.passes)
+    turns, _ = ngram_run
+    for passes, _ in turns:
+        total = merged_acceptance(passes)
         assert total.num_committed_tokens == 3 * LENGTH
         assert total.num_steps + total.num_accepted_tokens == 3 * LENGTH
-        assert sum(each.num_propose_calls for each in repeat.passes) > 0
-    assert merged_acceptance(repeats[0].passes) == merged_acceptance(repeats[1].passes)
+        assert sum(each.num_propose_calls for each in passes) > 0
+    assert merged_acceptance(turns[0][0]) == merged_acceptance(turns[1][0])
 
 
 def test_plain_passes_draft_nothing(ngram_run):
-    repeats, _ = ngram_run
-    plain = merged_acceptance(repeats[0].baseline)
+    turns, _ = ngram_run
+    plain = merged_acceptance(turns[0][1])
     assert plain.num_drafts == 0
     assert plain.tokens_per_target_step == 1
     assert plain.num_steps == 3 * LENGTH
 
 
 def test_outputs_equal_plain_decoding(ngram_run):
-    repeats, _ = ngram_run
-    for repeat in repeats:
-        assert outputs_of(repeat.passes) == outputs_of(repeat.baseline)
+    turns, _ = ngram_run
+    for passes, plain in turns:
+        assert outputs_of(passes) == outputs_of(plain)
 
 
 def test_no_repeat_profits_from_what_a_shared_corpus_learned_before(tmp_path, monkeypatch):
     (tmp_path / "remembering.py").write_text(textwrap.dedent(REMEMBER))
     monkeypatch.syspath_prepend(tmp_path)
-    repeats, _ = run({"model": "remembering:Remember", "num_speculative_tokens": 3})
-    first, second = (merged_acceptance(repeat.passes) for repeat in repeats)
+    turns, _ = run({"model": "remembering:Remember", "num_speculative_tokens": 3})
+    first, second = (merged_acceptance(passes) for passes, _ in turns)
     assert first == second
     assert 0 < first.num_accepted_tokens < 3 * LENGTH - 3
 

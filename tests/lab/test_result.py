@@ -2,7 +2,7 @@ import pytest
 
 from specdec.core.request.metrics import RequestMetrics
 from specdec.lab.equality import first_difference
-from specdec.lab.measure import Pass, Repeat
+from specdec.lab.measure import Pass
 from specdec.lab.result import Baseline, Timing, run_facts
 
 
@@ -15,12 +15,10 @@ def one_pass(category, seconds, num_steps=4, num_accepted=3):
     )
 
 
-REPEATS = [
-    Repeat((one_pass("a", 1.0), one_pass("b", 2.0)), (one_pass("a", 2.0), one_pass("b", 7.0))),
-    Repeat((one_pass("a", 1.2), one_pass("b", 2.2)), (one_pass("a", 2.2), one_pass("b", 7.8))),
-]
-TIMING = Timing.of([repeat.passes for repeat in REPEATS])
-BASELINE = Baseline(Timing.of([repeat.baseline for repeat in REPEATS]), paired=True)
+REPEATS = [(one_pass("a", 1.0), one_pass("b", 2.0)), (one_pass("a", 1.2), one_pass("b", 2.2))]
+PLAIN = [(one_pass("a", 2.0), one_pass("b", 7.0)), (one_pass("a", 2.2), one_pass("b", 7.8))]
+TIMING = Timing.of(REPEATS)
+BASELINE = Baseline(Timing.of(PLAIN), paired=True)
 
 
 def test_speedup_is_total_time_over_total_time():
@@ -41,9 +39,8 @@ def test_interval_is_that_of_students_t_on_log_ratios():
     ("repeats", "paired"), [(REPEATS[:1], True), (REPEATS, False)], ids=["one repeat", "an earlier run"]
 )
 def test_no_interval_without_pairs(repeats, paired):
-    timing = Timing.of([repeat.passes for repeat in repeats])
-    baseline = Baseline(Timing.of([repeat.baseline for repeat in repeats]), paired)
-    assert baseline.interval(timing) is None
+    baseline = Baseline(Timing.of(PLAIN[: len(repeats)]), paired)
+    assert baseline.interval(Timing.of(repeats)) is None
     facts = run_facts(repeats, baseline)
     assert facts["speedup"] > 1
     assert facts["repeats"][0]["baseline_seconds"] == (9.0 if paired else None)
