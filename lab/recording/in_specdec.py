@@ -18,12 +18,12 @@ from . import fingerprint
 from .cost import measure_cost
 from .manifest import Cost, Manifest, plain
 from .settings import RecordSettings
-from .source import Ended, Kept
+from .source import Ended, Kept, Source
 from .tap import MOST_DRAFTS, TAP, ProbabilityTap, RecordingTap
 
 
-class EngineSource:
-    """A `Source` that runs our engine, with the taps as its proposer and as a listener."""
+class EngineSource(Source):
+    """Runs our engine, with the taps as its proposer and as a listener."""
 
     measures_cost = True
     takes_grammars = True

@@ -20,19 +20,16 @@ from specdec.core.registry import PluginSettings
 from ..conversation import Texts
 from ..environment import environment
 from .foreign import target_manifest
-from .manifest import Cost, Manifest
+from .manifest import Manifest
 from .settings import RecordSettings
-from .source import Ended, Kept
+from .source import Ended, Kept, Source
 from .tap import TAP, ProbabilityTap
 
 NO_END = -1  # an end of sequence that no text has
 
 
-class TransformersSource:
-    """A `Source` that runs one request after the other in transformers."""
-
-    takes_grammars = False
-    measures_cost = False  # a call of `generate` is not taken apart
+class TransformersSource(Source):
+    """Runs one request after the other in transformers."""
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
         """Raises ConfigError SD-E251 for sampling, and what the adapter raises."""
@@ -78,9 +75,6 @@ class TransformersSource:
         name = self._names.pop(request_id)
         probabilities, logits = self._listener.take(name)
         return Kept(probabilities, self._decoding.proposer.take(name), logits)
-
-    def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
-        return Cost()
 
     def environment(self) -> dict[str, Any]:
         return environment(self._model.device) | {"transformers": version("transformers")}

@@ -18,9 +18,9 @@ from specdec.sdk import ConfigError
 from ..conversation import Texts
 from ..environment import environment
 from .foreign import target_manifest
-from .manifest import Cost, Manifest
+from .manifest import Manifest
 from .settings import RecordSettings
-from .source import Ended, Kept
+from .source import Ended, Kept, Source
 from .vllm_worker import HIDDEN, LOGITS, SETTINGS, RecordingDrafter, RecordingWorker
 
 DECIDED = {  # by recording: a prompt's every position is computed, and each step's tokens are known after it
@@ -31,11 +31,8 @@ DECIDED = {  # by recording: a prompt's every position is computed, and each ste
 }
 
 
-class VLLMSource:
-    """A `Source` that runs vLLM, with as many requests at a time as vLLM takes."""
-
-    takes_grammars = False
-    measures_cost = False  # a replay is our engine's, and vLLM's steps are timed by another
+class VLLMSource(Source):
+    """Runs vLLM, with as many requests at a time as vLLM takes."""
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
         """Raises ConfigError: SD-E251 for sampling, SD-E279 without vLLM, SD-E280 for arguments that it does not take.
@@ -85,19 +82,11 @@ class VLLMSource:
         first: bytes = self._engine.collective_rpc(RecordingWorker.take_recorded.__name__, args=(name,))[0]
         return first
 
-    def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
-        return Cost()
-
     def environment(self) -> dict[str, Any]:
-        return environment(torch.device(self.manifest.target["device"])) | {"vllm": version_of(self._vllm)}
+        return environment(torch.device(self.manifest.target["device"])) | {"vllm": self._vllm.__version__}
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
-
-
-def version_of(vllm: Any) -> str:
-    """The version that vLLM states of itself, whatever its distribution is called."""
-    return str(vllm.__version__)
 
 
 def _engine(settings: RecordSettings, manifest: Manifest) -> tuple[Any, Any]:

@@ -35,15 +35,12 @@ class Kept:
 
 
 class Source(Protocol):
-    """Runs a target over requests, with the taps in its steps."""
+    """Runs a target over requests, with the taps in its steps. Defaults are those of an engine that is not ours."""
 
     manifest: Manifest  # of the target and of who runs it; the recorder adds what is recorded
     texts: Texts
-
-    @property
-    def takes_grammars(self) -> bool:
-        """Whether requests may ask for structured output."""
-        ...
+    takes_grammars: bool = False  # whether requests may ask for structured output
+    measures_cost: bool = False  # whether `measure_cost` has figures: a replay is our engine's, so no other's count
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -65,14 +62,9 @@ class Source(Protocol):
         """What was kept of a request that ended, once."""
         ...
 
-    @property
-    def measures_cost(self) -> bool:
-        """Whether `measure_cost` has figures."""
-        ...
-
     def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
         """Measure the cost of a step on these prompts."""
-        ...
+        return Cost()
 
     def environment(self) -> dict[str, Any]:
         """Versions and hardware."""
