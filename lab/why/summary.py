@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from .trace import Traced, Trial, misses_of, trials_of
+from .trace import Traced, Trial, miss_facts, trials_of
 
 ENTROPY_EDGES = (0.1, 0.5, 1.0, 2.0, 3.0)
 LENGTH_EDGES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 NUM_CONTEXTS = 20
 CONTEXT_TOKENS = 3  # that two places have in common to be the same context
 SHOWN_TOKENS = 24
-RANGES = {"position", "entropy", "context_length"}  # kinds that are numbers or ranges of them
 
 
 @dataclass
@@ -35,13 +34,11 @@ class Tally:
 
     def facts(self) -> dict[str, Any]:
         """The tally as a result file has it."""
-        rejected = self.tried - self.accepted
-        rate = self.accepted / self.tried
         return {
             "tried": self.tried,
             "accepted": self.accepted,
-            "rejected": rejected,
-            "rate": rate,
+            "rejected": self.tried - self.accepted,
+            "rate": self.accepted / self.tried,
             "lost_draft_tokens": self.lost,
         }
 
@@ -49,16 +46,15 @@ class Tally:
 def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str, Any]:
     """Sum up all requests. texts: of tokens, by id; without them there are no token classes."""
     trials = [trial for request in requests for trial in trials_of(request)]
-    misses = [miss for request in requests for miss in misses_of(request)]
-    keys: dict[str, Callable[[Trial], Any]] = {
-        "position": lambda trial: trial.position + 1,
-        "entropy": _entropy_bin,
-        "context_length": lambda trial: _bin(trial.context_length, LENGTH_EDGES),
-        "category": lambda trial: trial.request.category,
-        "token_class": lambda trial: token_class(texts.get(str(trial.target_token_id))),
-    }
+    misses = [miss_facts(trial) for trial in trials if not trial.accepted]
     return {
-        "summary": {name: _tallies(trials, key, ordered=name in RANGES) for name, key in keys.items()},
+        "summary": {
+            "position": _in_order(_tallies(trials, lambda trial: trial.position + 1), str),
+            "entropy": _in_order(_tallies(trials, _entropy_bin), ENTROPIES.__getitem__),
+            "context_length": _in_order(_tallies(trials, _length_bin), LENGTHS.__getitem__),
+            "category": _tallies(trials, lambda trial: trial.request.category),
+            "token_class": _tallies(trials, lambda trial: token_class(texts.get(str(trial.target_token_id)))),
+        },
         "losses": _losses(trials),
         "trees": _trees(misses),
         "ranks": _ranks(misses),
@@ -67,33 +63,35 @@ def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str,
     }
 
 
-def _tallies(trials: Iterable[Trial], key: Callable[[Trial], Any], *, ordered: bool) -> dict[str, Any]:
-    """Tally the trials by kind. ordered: kinds are ranges and follow their order; others come as they are met."""
+def _tallies(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[Any, Any]:
+    """Tally the trials by kind, in the order in which kinds are met."""
     tallies: defaultdict[Any, Tally] = defaultdict(Tally)
     for trial in trials:
         tallies[key(trial)].record(trial)
-    return {str(each): tallies[each].facts() for each in (sorted(tallies, key=_order) if ordered else tallies)}
+    return {kind: tally.facts() for kind, tally in tallies.items()}
 
 
-def _order(kind: int | str) -> float:
-    """Ranges by their lower end; unknown last."""
-    if isinstance(kind, int):
-        return kind
-    if kind.startswith("< "):
-        return -1.0
-    return float("inf") if kind == "unknown" else float(kind.partition("-")[0].removeprefix(">= "))
+def _in_order(tallies: Mapping[int, Any], name: Callable[[int], str]) -> dict[str, Any]:
+    """Sort kinds that are numbers, and name them."""
+    return {name(kind): tallies[kind] for kind in sorted(tallies)}
 
 
-def _entropy_bin(trial: Trial) -> str:
-    view = trial.view
-    return "unknown" if view is None or view.entropy is None else _bin(view.entropy, ENTROPY_EDGES)
+def _bins(edges: Sequence[float]) -> list[str]:
+    """The ranges between edges, by the place that `bisect_right` gives a value."""
+    return [f"< {edges[0]:g}", *(f"{low:g}-{high:g}" for low, high in pairwise(edges)), f">= {edges[-1]:g}"]
 
 
-def _bin(value: float, edges: Sequence[float]) -> str:
-    place = bisect_right(edges, value)
-    if place == 0:
-        return f"< {edges[0]:g}"
-    return f">= {edges[-1]:g}" if place == len(edges) else f"{edges[place - 1]:g}-{edges[place]:g}"
+ENTROPIES, LENGTHS = [*_bins(ENTROPY_EDGES), "unknown"], _bins(LENGTH_EDGES)
+
+
+def _entropy_bin(trial: Trial) -> int:
+    if trial.view is None or trial.view.entropy is None:
+        return ENTROPIES.index("unknown")
+    return bisect_right(ENTROPY_EDGES, trial.view.entropy)
+
+
+def _length_bin(trial: Trial) -> int:
+    return bisect_right(LENGTH_EDGES, trial.context_length)
 
 
 def token_class(text: str | None) -> str:
@@ -143,22 +141,17 @@ def _ranks(misses: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def _position_entropy(trials: Sequence[Trial]) -> dict[str, Any] | None:
     """Tokens tried and accepted by position and the target's entropy; None where no entropy is known."""
-    cells: defaultdict[tuple[int, str], Tally] = defaultdict(Tally)
-    for trial in trials:
-        kind = _entropy_bin(trial)
-        if kind != "unknown":
-            cells[trial.position, kind].record(trial)
-    if not cells:
+    bins = ENTROPIES[:-1]
+    known = [trial for trial in trials if _entropy_bin(trial) < len(bins)]
+    if not known:
         return None
-    middles = [(low + high) / 2 for low, high in pairwise(ENTROPY_EDGES)]
-    bins = [_bin(value, ENTROPY_EDGES) for value in (0.0, *middles, ENTROPY_EDGES[-1])]
-    rows = range(1 + max(position for position, _ in cells))
-    table = [[cells.get((position, name), Tally()) for name in bins] for position in rows]
-    return {
-        "entropy": bins,
-        "tried": [[cell.tried for cell in row] for row in table],
-        "accepted": [[cell.accepted for cell in row] for row in table],
-    }
+    cells = _tallies(known, lambda trial: (trial.position, _entropy_bin(trial)))
+    positions = range(1 + max(trial.position for trial in known))
+
+    def table(name: str) -> list[list[int]]:
+        return [[cells.get((position, place), {}).get(name, 0) for place in range(len(bins))] for position in positions]
+
+    return {"entropy": bins, "tried": table("tried"), "accepted": table("accepted")}
 
 
 @dataclass

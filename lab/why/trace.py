@@ -50,43 +50,14 @@ class Trial:
     step: int
     position: int  # in the draft, from 0
     text_position: int  # in the output, from 0
+    context_length: int  # tokens before it
     draft_token_id: int
-    num_drafted: int
-
-    @property
-    def target_token_id(self) -> int:
-        """What the target said instead, or the same token."""
-        return self.request.token_ids[self.text_position]
-
-    @property
-    def accepted(self) -> bool:
-        """Whether it was verified."""
-        return self.position < self.request.steps[self.step].num_accepted
-
-    @property
-    def num_lost(self) -> int:
-        """Draft tokens that were thrown away with it, itself included; 0 if it was accepted."""
-        return 0 if self.accepted else self.num_drafted - self.position  # of a tree, the nodes beside the path
-
-    @property
-    def refused(self) -> bool:
-        """Whether the request's grammar refuses it."""
-        return self.request.refuses(self.text_position, self.draft_token_id)
-
-    @property
-    def context_length(self) -> int:
-        """Tokens before it."""
-        return len(self.request.prompt_token_ids) + self.text_position
-
-    @property
-    def view(self) -> View | None:
-        """The target's view of the place."""
-        return self.request.target(self.text_position)
-
-    @property
-    def choices(self) -> Choices | None:
-        """The proposer's choices at the place."""
-        return self.request.proposer(self.step, self.position)
+    target_token_id: int  # what the target said instead, or the same token
+    accepted: bool
+    num_lost: int  # draft tokens that were thrown away with it, itself included; of a tree, the nodes beside the path
+    refused: bool  # by the request's grammar
+    view: View | None
+    choices: Choices | None
 
     def context(self, count: int) -> list[int]:
         """The `count` tokens before it, fewer at the beginning."""
@@ -103,13 +74,21 @@ def trials_of(request: Traced) -> Iterator[Trial]:
     for number, step in enumerate(request.steps):
         reached = min(_num_reached(step), len(request.token_ids) - place)
         for position in range(reached):
+            text_position, accepted = place + position, position < step.num_accepted
+            token_id = step.draft_token_ids[position]
             yield Trial(
                 request=request,
                 step=number,
                 position=position,
-                text_position=place + position,
-                draft_token_id=step.draft_token_ids[position],
-                num_drafted=len(step.draft_token_ids),
+                text_position=text_position,
+                context_length=len(request.prompt_token_ids) + text_position,
+                draft_token_id=token_id,
+                target_token_id=request.token_ids[text_position],
+                accepted=accepted,
+                num_lost=0 if accepted else len(step.draft_token_ids) - position,
+                refused=not accepted and request.refuses(text_position, token_id),
+                view=request.target(text_position),
+                choices=request.proposer(number, position),
             )
         place += step.num_committed
 
@@ -123,10 +102,11 @@ def _num_reached(step: Step) -> int:
 
 def misses_of(request: Traced) -> list[dict[str, Any]]:
     """The rejected tokens of a request. Whatever is None was not kept or not reported."""
-    return [_miss(trial) for trial in trials_of(request) if not trial.accepted]
+    return [miss_facts(trial) for trial in trials_of(request) if not trial.accepted]
 
 
-def _miss(trial: Trial) -> dict[str, Any]:
+def miss_facts(trial: Trial) -> dict[str, Any]:
+    """What is known of a rejected token."""
     return {
         "step": trial.step,
         "position": trial.position,
