@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -171,11 +170,3 @@ def summed(counts: Iterable[RequestMetrics]) -> RequestMetrics:
 def merged_acceptance(passes: Sequence[Pass]) -> RequestMetrics:
     """The counts of several passes together."""
     return summed(each.acceptance for each in passes)
-
-
-def merged_stages(passes: Sequence[Pass]) -> dict[str, float]:
-    """Seconds by stage of several passes together."""
-    total: Counter[str] = Counter()
-    for each in passes:
-        total.update(each.stage_seconds)
-    return dict(total)

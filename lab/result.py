@@ -13,7 +13,7 @@ from specdec.core.request.metrics import RequestMetrics
 
 from .equality import Difference
 from .intervals import student_t
-from .measure import Pass, Step, merged_acceptance, merged_stages
+from .measure import Pass, Step, merged_acceptance
 from .prompts import BenchPrompt
 
 SCHEMA_VERSION = 1
@@ -169,9 +169,10 @@ def break_even_facts(seconds: float, plain_seconds: float | None, total: Mapping
 
 def time_shares(passes: Sequence[Pass]) -> dict[str, float] | None:
     """The share of each stage in the time of all passes; "other" is what no stage covers. None without a profile."""
-    stages = merged_stages(passes)
-    if not stages:
+    names = dict.fromkeys(stage for each in passes for stage in each.stage_seconds)
+    if not names:
         return None
+    stages = {stage: sum(each.stage_seconds.get(stage, 0.0) for each in passes) for stage in names}
     seconds = sum(each.seconds for each in passes)
     stages["other"] = seconds - sum(stages.values())
     return {stage: spent / seconds for stage, spent in stages.items()}
