@@ -152,6 +152,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
         vllm=_vllm_arguments(vllm_args),
     )
     with session.progress(quiet=quiet) as progress:
-        done = record(settings, session.settings, output, progress, _source(inside))
+        written = record(settings, session.settings, output, progress, _source(inside))
     if not quiet:
-        print(f"{output}: {done.num_requests} requests, {decimal(done.num_bytes)}")
+        print(f"{output}: {len(written.done)} requests, {decimal(written.num_bytes)}")

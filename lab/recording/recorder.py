@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +28,14 @@ from .writer import RecordingWriter, require_folder
 TOKENIZER = "tokenizer"
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What a recording holds when it is complete."""
-
-    manifest: Manifest
-    num_requests: int
-    num_bytes: int
-
-
 def record(
     settings: RecordSettings,
     plugins: PluginSettings,
     folder: Path,
     progress: NoProgress,
     inside: Callable[[RecordSettings, PluginSettings], Source] = EngineSource,
-) -> Recorded:
-    """Record into a folder, or go on with what it holds of the same recording.
+) -> RecordingWriter:
+    """Record into a folder, or go on with what it holds of the same recording. Returns what has written it.
 
     inside: who generates. Raises SpecdecError: SD-E187, SD-E243, SD-E247 and SD-E248 of the folder, and what a source
     or a dataset raises.
@@ -59,7 +50,8 @@ def record(
         writer = RecordingWriter(folder, _manifest(settings, source, rows), max_disk=settings.max_disk)
         if source.texts.tokenizer is not None:
             source.texts.tokenizer.save_pretrained(folder / TOKENIZER)
-        return _recorded(settings, source, rows, writer, progress)
+        _record(settings, source, rows, writer, progress)
+        return writer
 
 
 def _refuse_forms(rows: Sequence[PromptRow]) -> None:
@@ -70,13 +62,13 @@ def _refuse_forms(rows: Sequence[PromptRow]) -> None:
         raise ConfigError("SD-E162", f"prompt {asks!r} asks for structured output, which is not recorded there", facts)
 
 
-def _recorded(
+def _record(
     settings: RecordSettings,
     source: Source,
     rows: Sequence[PromptRow],
     writer: RecordingWriter,
     progress: NoProgress,
-) -> Recorded:
+) -> None:
     session = RecordingSession(source, writer, settings.sampling, chat=settings.chat)
     progress.stage("recording", sum(len(row.turns) for row in rows))
     try:
@@ -91,9 +83,8 @@ def _recorded(
     if settings.measure_cost and source.measures_cost and not cost.rows and session.prompts:
         progress.stage("measuring steps")
         cost = source.measure_cost(session.prompts)
-    manifest = writer.finish(cost=Cost(**dict(cost)), environment=source.environment())
+    writer.finish(cost=Cost(**dict(cost)), environment=source.environment())
     progress.written(writer.num_bytes)
-    return Recorded(manifest, len(writer.done), writer.num_bytes)
 
 
 def _manifest(settings: RecordSettings, source: Source, rows: Sequence[PromptRow]) -> Manifest:
