@@ -93,16 +93,11 @@ class Recording:
     @cached_property
     def _by_shard(self) -> dict[int, list[RecordedRequest]]:
         found = {}
-        for number, sums in self._sums.items():
+        for number in self._shard_numbers():
             path = shard_path(self.folder, number, "parquet")
-            require_whole(path, sums)
+            require_whole(path, sums_of(self.folder, number))
             found[number] = read_shard(path, self.manifest.top_m)
         return found
-
-    @cached_property
-    def _sums(self) -> dict[int, dict[str, str]]:
-        """The checksums of each shard."""
-        return {number: sums_of(self.folder, number) for number in self._shard_numbers()}
 
     @cached_property
     def _whole(self) -> set[int]:
@@ -124,7 +119,7 @@ class Recording:
             raise not_a_recording(self.folder, f"there is no request {request_id!r}")
         number = self._shards[request_id]
         if number not in self._whole:
-            require_whole(shard_path(self.folder, number, "safetensors"), self._sums[number])
+            require_whole(shard_path(self.folder, number, "safetensors"), sums_of(self.folder, number))
             self._whole.add(number)
         tensor = read_tensor(self.folder, number, tensor_name(kind, request_id))
         if tensor is None:
