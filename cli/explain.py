@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +10,10 @@ import typer
 
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import did_you_mean
-from specdec.sdk.explanations import Explanation, explanations
+from specdec.sdk.explanations import explanations
 
 from ._engine_options import silence_libraries
-from ._output import Format, FormatOption, JsonOption, show_rows
+from ._output import FormatOption, JsonOption, show_rows
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -44,27 +43,18 @@ def command(
         return
     found = explanations().get(PREFIX + code.upper().removeprefix(PREFIX))
     if found is not None:
-        _show_code(found, how)
+        facts, short, text = asdict(found), found.title, found.text
     else:
-        _show_check(_find_check(code), how)
-
-
-def _show_code(found: Explanation, how: Format) -> None:
-    if how == "json":
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        print(found.title if how == "quiet" else found.text)
-
-
-def _show_check(found: Check, how: Format) -> None:
-    if how == "json":
-        print(json.dumps({"check": found.name, "level": found.level, "rule": found.rule}, indent=2))
-    else:
-        print(found.rule if how == "quiet" else found.text)
+        check = _find_check(code)
+        facts, short, text = {"check": check.name, "level": check.level, "rule": check.rule}, check.rule, check.text
+    print(json.dumps(facts, indent=2) if how == "json" else short if how == "quiet" else text)
 
 
 def _find_check(name: str) -> Check:
-    checks = _checks()
+    silence_libraries()
+    from specdec.testing.checks import ALL_CHECKS  # imported here: codes are explained without torch
+
+    checks = {check.name: check for check in ALL_CHECKS}
     if name in checks:
         return checks[name]
     hint = did_you_mean(PREFIX + name.upper().removeprefix(PREFIX), explanations()) or did_you_mean(name, checks)
@@ -72,11 +62,3 @@ def _find_check(name: str) -> Check:
     raise ConfigError(
         "SD-E132", f"there is no code or check {name!r}", {key: text for key, text in facts.items() if text}
     )
-
-
-def _checks() -> Mapping[str, Check]:
-    """Imported here: codes are explained without torch."""
-    silence_libraries()
-    from specdec.testing.checks import ALL_CHECKS
-
-    return {check.name: check for check in ALL_CHECKS}
