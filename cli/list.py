@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from specdec.core.registry.discovery import Kind, PluginEntry, discover
+from specdec.core.registry.discovery import Kind, discover
 from specdec.sdk.errors import did_you_mean
 
 from ._output import FormatOption, JsonOption, show_rows
@@ -41,7 +41,9 @@ def command(
     blocked = [row for row in entries if row.status == "blocked"]
     shown = entries if show_all else [row for row in entries if row.status != "blocked"]
     if probe:
-        shown = _probed(shown)
+        from ._probe import probe as probed
+
+        shown = list(map(probed, shown))
     if shown or how == "json":
         show_rows([asdict(row) for row in shown], chosen, how, session)
     if blocked and not show_all and how in ("auto", "human"):
@@ -59,9 +61,3 @@ def _checked_fields(fields: str) -> list[str]:
     if not chosen:
         raise typer.BadParameter(f"--fields names none of {', '.join(FIELDS)}.")
     return chosen
-
-
-def _probed(entries: list[PluginEntry]) -> list[PluginEntry]:
-    from ._probe import probe
-
-    return [probe(entry) for entry in entries]
