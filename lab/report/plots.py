@@ -38,18 +38,8 @@ def _acceptance(content: Content) -> Plot:
     for number, run in enumerate(_drafting(content)):
         drafts, rates = run.facts["num_drafts"], run.facts["acceptance_per_position"]
         bounds = [wilson(round(rate * drafts), drafts) for rate in rates]
-        traces.append(
-            go.Scatter(
-                x=[position + _beside(number) for position in range(1, len(rates) + 1)],
-                y=rates,
-                customdata=list(range(1, len(rates) + 1)),
-                error_y=_bars(rates, bounds),
-                name=run.label,
-                mode="lines+markers",
-                visible=True if number < MOST_SHOWN else "legendonly",
-                hovertemplate="position %{customdata}: %{y:.1%}",
-            )
-        )
+        positions = range(1, len(rates) + 1)
+        traces.append(_line(number, run.label, positions, rates, bounds, "position %{customdata}: %{y:.1%}"))
     if not traces:
         return Plot("acceptance", title, "Nothing was drafted.", None)
     layout = _layout("draft position", "accepted / drafted steps", integers=True)
@@ -106,18 +96,9 @@ def _by_length(content: Content) -> Plot:
     for number, (family, group) in enumerate(groupby(runs, key=lambda run: run.family)):
         members = list(group)
         values = [run.facts[metric] for run in members]
-        traces.append(
-            go.Scatter(
-                x=[(run.draft_length or 0) + _beside(number) for run in members],
-                y=values,
-                customdata=[run.draft_length for run in members],
-                visible=True if number < MOST_SHOWN else "legendonly",
-                error_y=_bars(values, [run.facts.get(f"{metric}_interval") for run in members]),
-                name=family,
-                mode="lines+markers",
-                hovertemplate="K=%{customdata}: %{y:.2f}",
-            )
-        )
+        bounds = [run.facts.get(f"{metric}_interval") for run in members]
+        lengths = [run.draft_length or 0 for run in members]
+        traces.append(_line(number, family, lengths, values, bounds, "K=%{customdata}: %{y:.2f}"))
     layout = _layout("K, most drafts per step", "speed-up" if metric == "speedup" else "tokens per step", integers=True)
     figure = go.Figure(traces, layout)
     figure.add_hline(y=1, line={"dash": "dot", "width": 1, "color": "#888"})
@@ -196,15 +177,17 @@ def _drafting(content: Content) -> list[Run]:
     return [run for run in content.runs if run.facts.get("num_drafts")]
 
 
-def _beside(number: int) -> float:
-    """Shift a run's points to the right of their place. The first run's points are not shifted."""
-    return BESIDE * (number % MOST_SHOWN)
-
-
-def _bars(values: Sequence[float], bounds: Sequence[Sequence[float] | None]) -> dict[str, Any]:
-    """Error bars; none where an interval is unknown."""
+def _line(
+    number: int,
+    name: str,
+    places: Sequence[int],
+    values: Sequence[float],
+    bounds: Sequence[Sequence[float] | None],
+    hover: str,
+) -> Any:
+    """A run's points, a little to the right of those of the run before, with error bars where bounds are known."""
     pairs = [(bound or (value, value), value) for value, bound in zip(values, bounds, strict=True)]
-    return {
+    bars = {
         "type": "data",
         "symmetric": False,
         "array": [max(high - value, 0) for (_, high), value in pairs],
@@ -212,6 +195,16 @@ def _bars(values: Sequence[float], bounds: Sequence[Sequence[float] | None]) -> 
         "thickness": 1,
         "width": 3,
     }
+    return go.Scatter(
+        x=[place + BESIDE * (number % MOST_SHOWN) for place in places],
+        y=values,
+        customdata=list(places),
+        error_y=bars,
+        name=name,
+        mode="lines+markers",
+        visible=True if number < MOST_SHOWN else "legendonly",
+        hovertemplate=hover,
+    )
 
 
 def _layout(x: str, y: str, *, integers: bool = False) -> dict[str, Any]:
