@@ -11,10 +11,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.rejection.layout import Layout
+from specdec.core.rejection.layout import Chunk, Layout
 from specdec.core.rejection.sampler import VerificationRule, verify
 from specdec.core.rejection.torch_backend import draw_rows, greedy_requests
 from specdec.core.rejection.types import (
@@ -70,7 +71,7 @@ def verify_typical(
     rows = _Rows(logits, cu_rows, drafts, sampling)
     p = (rows.distribution.weights.flatten(1).double() / rows.distribution.mass)[:, : rows.distribution.vocab_size]
     entropy = -torch.where(p > 0, p * p.log(), 0.0).sum(1)
-    of_drafts = rows.layout.rows[:, :-1]
+    of_drafts = rows.places.rows[:, :-1]
     bar = (delta * (-entropy).exp()).clamp(max=epsilon)[of_drafts]
     return rows.verdict(rows.distribution.prob_of(of_drafts, drafts.token_ids) > bar)
 
@@ -87,7 +88,7 @@ def verify_synthetic(
     positions = sampling.position.unsqueeze(1) + torch.arange(drafts.token_ids.shape[1], device=logits.device)
     uniforms = uniform(sampling.seed.unsqueeze(1), positions, Stream.TYPICAL)
     known = (drafts.token_ids >= 0) & (drafts.token_ids < logits.shape[1])
-    possible = logits[rows.layout.rows[:, :-1], drafts.token_ids.where(known, 0)] > -torch.inf
+    possible = logits[rows.places.rows[:, :-1], drafts.token_ids.where(known, 0)] > -torch.inf
     return rows.verdict((uniforms < rates.double()) & known & possible)
 
 
@@ -95,27 +96,23 @@ class _Rows:
     """What both rules need: p, and a token of it for every row."""
 
     def __init__(self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows) -> None:
-        self.drafts = drafts
-        self.layout = Layout.of(len(logits), cu_rows, drafts)
+        layout = Layout.of(len(logits), cu_rows, drafts)
+        self.places = Chunk.of(layout, drafts, 0, len(layout.offsets), layout.last.squeeze(1) == 0)
         self.greedy = greedy_requests(sampling)
         self.distribution, drawn = draw_rows(logits, cu_rows, sampling, draw_uniforms(drafts, sampling), self.greedy)
-        self.tokens = drawn[self.layout.rows]  # [B, K + 1]
+        self.tokens = drawn[self.places.rows]  # [B, K + 1]
 
     def verdict(self, accept: Tensor) -> Verdict:
         """The verdict of a rule that accepts [B, K]; greedy requests always take their argmax."""
-        layout, drafted = self.layout, self.drafts.token_ids
+        drafted, accept = self.places.token_ids, pad(accept, (0, 1))
         if self.greedy is not None:
-            accept = torch.where(self.greedy.unsqueeze(1), self.tokens[:, :-1] == drafted, accept)
-        bad = self.distribution.bad
-        bad = torch.zeros_like(self.tokens, dtype=torch.bool) if bad is None else bad[layout.rows]  # [B, K + 1]
-        accept = accept & (drafted != NO_PROPOSAL) & layout.has_draft & ~bad[:, :-1]
+            accept = torch.where(self.greedy.unsqueeze(1), self.tokens == drafted, accept)
+        bad = torch.zeros_like(accept) if self.distribution.bad is None else self.distribution.bad[self.places.rows]
+        accept = self.places.legal(accept & (drafted != NO_PROPOSAL), bad)
         num_accepted = accept.cumprod(1).sum(1)
-        emitted = layout.offsets <= num_accepted.unsqueeze(1) + layout.last
-        tokens = self.tokens.clone()
-        before = layout.offsets[:-1] < num_accepted.unsqueeze(1)
-        tokens[:, :-1] = torch.where(before, drafted, tokens[:, :-1])
+        emitted = self.places.emitted(num_accepted)
         return Verdict(
-            output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
+            output_ids=torch.where(emitted, torch.where(accept, drafted, self.tokens), PADDING_TOKEN_ID),
             num_accepted=num_accepted,
             status=(bad & emitted).any(1) * STATUS_BAD_ROW,
         )
