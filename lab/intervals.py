@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -112,13 +113,9 @@ class Spread:
             told = student_t(round(degrees_of_freedom, 1), confidence)
             return (told + student_t(round(degrees_of_freedom, 1), 2 * POWER - 1)) * error <= abs(difference)
 
-        low, high = FEWEST_PROPOSED - 1, MOST_TIMES  # too few, and enough
-        if not enough(high):
-            return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        return high
+        numbers = range(FEWEST_PROPOSED, MOST_TIMES + 1)
+        place = bisect_left(numbers, True, key=enough)
+        return numbers[place] if place < len(numbers) else None
 
 
 @dataclass(frozen=True)
