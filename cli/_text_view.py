@@ -23,24 +23,25 @@ class TextView:
     """Shows the first text that has not ended as it grows; later ones wait for their turn."""
 
     def __init__(self, console: Console, show: Show, tokenizer: Any, prompts: Sequence[str]) -> None:
-        self._console = console
-        self._prompts = prompts
+        self._console, self._painter = console, Painter(console)
+        self._show, self._tokenizer, self._prompts = show, tokenizer, prompts
         self._waiting: list[list[StreamUpdate]] = [[] for _ in prompts]
-        self._texts = [_OneText(show, Painter(console), tokenizer) for _ in prompts]
         self._current = 0
-        self._head()
+        self._begin()
 
     def update(self, index: int, update: StreamUpdate) -> None:
         """A step of the prompt at `index`."""
         self._waiting[index].append(update)
-        while self._current < len(self._texts) and self._waiting[self._current]:
+        while self._current < len(self._prompts) and self._waiting[self._current]:
             update = self._waiting[self._current].pop(0)
-            self._texts[self._current].add(update)
+            self._print(update)
             if update.finish_reason is not None:
                 self._current += 1
-                self._head()
+                self._begin()
 
-    def _head(self) -> None:
+    def _begin(self) -> None:
+        """Begin the text whose turn it is, with a heading if there are several."""
+        self._pieces, self._held, self._num_steps = StepPieces(self._tokenizer), HeldPieces(), 0
         if len(self._prompts) == 1 or self._current == len(self._prompts):
             return
         prompt = " ".join(self._prompts[self._current].split())
@@ -48,18 +49,7 @@ class TextView:
         heading = f"=== {self._current + 1}/{len(self._prompts)}: {short} ==="
         self._console.print(heading, style="bold", markup=False, highlight=False, soft_wrap=True)
 
-
-class _OneText:
-    """One text as it grows."""
-
-    def __init__(self, show: Show, painter: Painter, tokenizer: Any) -> None:
-        self._show = show
-        self._painter = painter
-        self._pieces = StepPieces(tokenizer)
-        self._held = HeldPieces()
-        self._num_steps = 0
-
-    def add(self, update: StreamUpdate) -> None:
+    def _print(self, update: StreamUpdate) -> None:
         """Print one step; after the last one, end the line."""
         self._num_steps += 1
         pieces = self._pieces.of(update)
