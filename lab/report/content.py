@@ -163,7 +163,6 @@ NAMES = {
     "tokens_per_target_step": "tokens per step",
     "mean_acceptance_length": "acceptance length",
     "draft_acceptance_rate": "drafts accepted",
-    "num_output_tokens": "output tokens",
     "num_target_steps": "target steps",
     "num_drafts": "drafted steps",
     "num_draft_tokens": "draft tokens",

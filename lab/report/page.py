@@ -15,7 +15,7 @@ from typing import Any
 from specdec.sdk import ConfigError
 
 from ..equality import Outputs
-from .content import Content, Run, acceptance_rows, content_of, figure_of, figure_rows, name_of
+from .content import NAMES, Content, Run, acceptance_rows, content_of, figure_of, figure_rows, name_of
 
 HERE = Path(__file__).parent
 MOST_TOKENS = 1_000_000  # drafted or put out, of all token views of a page
@@ -84,26 +84,10 @@ def render(content: Content) -> str:
     )
 
 
-ON_THE_PAGE = (
-    "proposer",
-    "category",
-    "speedup",
-    "tokens_per_second",
-    "tokens_per_target_step",
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "num_target_steps",
-    "num_drafts",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-    "break_even_rows_per_step",
-)
-"""The figures for which there is room; the CSV has all of them."""
-
-
 def _figures(content: Content) -> list[dict[str, Any]]:
+    """The figures that have a name for people; the CSV has all of them."""
     rows = figure_rows(content)
-    names = [name for name in ON_THE_PAGE if name in rows[0]]
+    names = [name for name in rows[0] if name in NAMES or name in ("proposer", "category")]
     return [{name_of(name): figure_of(name, row[name]) for name in names} for row in rows]
 
 
