@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
-from specdec.core.request.request import Committed
 
 from ..measure import Step
 from ..recording import RecordedRequest, Recording
@@ -26,23 +25,25 @@ from .expected import ExpectedAcceptance
 from .playback import Listener
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replayed:
     """What came of one proposer on a recording."""
 
     proposer: str | None  # None: plain decoding
     target: str | None  # its "module:Class"
     num_speculative_tokens: int  # K; of trees, their depth
-    steps: Mapping[str, Sequence[Step]]  # by request id: those that sampled
     acceptance: RequestMetrics
-    outputs: Mapping[str, tuple[int, ...]]  # by request id
-    step_rows: tuple[int, ...]  # tokens computed in each step of the engine
-    rows_of: Mapping[str, Sequence[int]]  # by request id: tokens computed for it in each of its steps
-    seconds: float  # of the replay
-    propose_seconds_of: Mapping[str, float]  # by request id: the proposer's, without what other programs took
-    num_calls_of: Mapping[str, float]  # by request id: steps of the engine, shared by the requests in them
-    waited_share: float  # of the proposer's time, what other programs took
-    seconds_saved: float  # of each step's proposing, because no target's pass emptied the processor's caches
+    steps: dict[str, list[Step]] = field(default_factory=partial(defaultdict, list))  # by request id
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by request id
+    step_rows: list[int] = field(default_factory=list)  # tokens computed in each step of the engine
+    rows_of: dict[str, list[int]] = field(default_factory=partial(defaultdict, list))  # the same by request id
+    propose_seconds_of: dict[str, float] = field(default_factory=partial(defaultdict, float))
+    """By request id: the proposer's, without what other programs took."""
+    num_calls_of: dict[str, float] = field(default_factory=partial(defaultdict, float))
+    """By request id: steps of the engine, shared by the requests in them."""
+    seconds: float = 0.0  # of the replay
+    waited_share: float = 0.0  # of the proposer's time, what other programs took
+    seconds_saved: float = 0.0  # of each step's proposing, because no target's pass emptied the processor's caches
     expected: ExpectedAcceptance | None = field(default=None, compare=False)  # None: no distribution was reported
 
     @property
@@ -83,10 +84,16 @@ def replay(
     most_requests: None means all of them.
     """
     with closing(ReplayEngine(recording, speculative_config, plugins, model=model, device=device)) as engine:
-        engine.playback.teacher_forced = teacher_forced
+        playback, host = engine.playback, parts_of(engine).host
+        playback.teacher_forced = teacher_forced
         if listener is not None:
-            engine.playback.listeners.append(listener)
-        running = _Running(engine)
+            playback.listeners.append(listener)
+        length = host.loaded.config.num_draft_tokens if host else 0
+        plugin = host.plugin if host else None
+        found = Replayed(str(plugin) if plugin else None, plugin and plugin.target, length, engine.metrics.acceptance)
+        clock = ProposeClock(engine.metrics.seconds)
+        if host is not None:
+            parts_of(engine).plan.hooks.add(clock, "the clock of a replay")
         start = time.perf_counter()
         for _, turn in groupby(islice(recording, most_requests), key=lambda request: request.turn):
             for request in turn:
@@ -94,63 +101,30 @@ def replay(
                 if temperature is not None:
                     params = params.replace(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
                 engine.add_request(list(request.prompt_token_ids), params, request.request_id)
-            running.until_done()
-        seconds = time.perf_counter() - start
-        host, expected = parts_of(engine).host, engine.playback.expected
-        return Replayed(
-            proposer=str(host.plugin) if host else None,
-            target=host.plugin.target if host else None,
-            num_speculative_tokens=host.loaded.config.num_draft_tokens if host else 0,
-            steps=running.steps,
-            acceptance=engine.metrics.acceptance,
-            outputs=running.outputs,
-            step_rows=tuple(running.rows),
-            rows_of=running.rows_of,
-            seconds=seconds,
-            propose_seconds_of=running.seconds,
-            num_calls_of=running.num_calls,
-            waited_share=running.clock.displaced / running.clock.wall if running.clock.wall else 0.0,
-            seconds_saved=engine.playback.caches.seconds_saved,
-            expected=expected if expected.positions else None,
-        )
+            while engine.has_unfinished_requests:
+                _step(engine, clock, found)
+        found.seconds = time.perf_counter() - start
+        found.waited_share = clock.displaced / clock.wall if clock.wall else 0.0
+        found.seconds_saved = playback.caches.seconds_saved
+        found.expected = playback.expected if playback.expected.positions else None
+        return found
 
 
-class _Running:
-    """What is kept of the steps of a replay."""
-
-    def __init__(self, engine: ReplayEngine) -> None:
-        self._engine = engine
-        self._drafts = parts_of(engine).host is not None
-        self.clock = ProposeClock(engine.metrics.seconds)
-        if self._drafts:
-            parts_of(engine).plan.hooks.add(self.clock, "the clock of a replay")
-        self.steps: defaultdict[str, list[Step]] = defaultdict(list)
-        self.outputs: dict[str, tuple[int, ...]] = {}
-        self.rows: list[int] = []
-        self.rows_of: defaultdict[str, list[int]] = defaultdict(list)
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.num_calls: defaultdict[str, float] = defaultdict(float)
-
-    def until_done(self) -> None:
-        """Take every request to its end."""
-        while self._engine.has_unfinished_requests:
-            committed = self._engine.step()
-            if self._drafts:
-                self._share(committed, self.clock.step_ended())
-            for each in committed:
-                request = each.request
-                self.rows_of[request.request_id].append(each.num_rows)
-                if each.token_ids:
-                    self.steps[request.request_id].append(Step.of(each))
-                if request.finish_reason is not None:
-                    self.outputs[request.request_id] = tuple(request.output_token_ids)
-            self.rows.append(sum(each.num_rows for each in committed))
-
-    def _share(self, committed: Sequence[Committed], seconds: float) -> None:
-        self._engine.playback.caches.proposed(seconds)
-        for each in committed:
-            self.seconds[each.request.request_id] += seconds / len(committed)
-            self.num_calls[each.request.request_id] += 1 / len(committed)
+def _step(engine: ReplayEngine, clock: ProposeClock, found: Replayed) -> None:
+    """Take one step, and keep what came of it."""
+    committed = engine.step()
+    seconds = clock.step_ended() if found.proposer is not None else 0.0
+    engine.playback.caches.proposed(seconds)
+    for each in committed:
+        request, name = each.request, each.request.request_id
+        found.propose_seconds_of[name] += seconds / len(committed)
+        found.num_calls_of[name] += 1 / len(committed)
+        found.rows_of[name].append(each.num_rows)
+        if each.token_ids:
+            found.steps[name].append(Step.of(each))
+        if request.finish_reason is not None:
+            found.outputs[name] = tuple(request.output_token_ids)
+    found.step_rows.append(sum(each.num_rows for each in committed))
 
 
 def params_of(recording: Recording, request: RecordedRequest) -> SamplingParams:
