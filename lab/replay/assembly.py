@@ -41,6 +41,8 @@ EQUALITY = TextEquality("bits", "the text is the recording's")
 class ReplayEngine(Engine):
     """An engine whose target says what a recording says. It takes the requests of that recording only."""
 
+    playback: Playback  # what stands in for the target
+
     def __init__(
         self,
         recording: Recording,
@@ -57,16 +59,9 @@ class ReplayEngine(Engine):
         """
         self.recording = recording
         config = replay_config(recording, device)
-        self._playback: Playback | None = None
         target = _target(recording)
         target = replace(target, checkpoint_dir=_directory(recording, target, model))
         super().__init__(config, speculative_config, plugin_settings, partial(self._assemble, target))
-
-    @property
-    def playback(self) -> Playback:
-        """What stands in for the target."""
-        assert self._playback is not None, "made with the engine's parts"
-        return self._playback
 
     def step(self) -> list[Committed]:
         """Run the engine's step. If the recording lacks what the proposer reads, its own error is raised."""
@@ -98,8 +93,8 @@ class ReplayEngine(Engine):
         tokenizer = tokenizer_of(self.recording)
         model = LoadedModel(stand_in, tokenizer, frozenset(manifest.eos_token_ids), threads, EQUALITY)
         wanted = speculation.loaded.needs.hidden_states if speculation else ()
-        self._playback = Playback(self.recording, wanted, profile.device)
-        parts = put_together(plan, model, self._playback.on)
+        self.playback = Playback(self.recording, wanted, profile.device)
+        parts = put_together(plan, model, self.playback.on)
         if parts.host is not None:
             parts.host.keeps_pace = False
         return parts

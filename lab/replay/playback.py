@@ -8,14 +8,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from specdec.core.host import (
-    ForwardInput,
-    Request,
-    Schedule,
-    Scheduled,
-    Scheduler,
-    TargetOutput,
-)
+from specdec.core.host import ForwardInput, Request, Schedule, Scheduled, Scheduler, TargetOutput
 from specdec.core.model.hidden_states import HiddenState
 from specdec.core.rejection.types import DraftRows, SamplingRows, Verdict
 from specdec.sdk.types import PADDING_TOKEN_ID
@@ -31,13 +24,14 @@ Listener = Callable[[DraftRows, Sequence[tuple[RecordedRequest, int]], Sequence[
 class Playback:
     """Stands in for a target, its scheduler and its verification rule, of which two know what the first has planned."""
 
+    _scheduler: Scheduler  # the engine's own, once `on` was called
+
     def __init__(self, recording: Recording, hidden_states: HiddenLayers, device: torch.device) -> None:
         """`hidden_states`: those that the proposer is shown."""
         self._recording, self._device = recording, device
         self._requests = {each.request_id: each for each in recording}
         self._columns = _columns(recording, hidden_states)
         self._hidden: dict[str, Tensor] = {}  # of the requests that run
-        self._scheduler: Scheduler | None = None
         self._shares: list[Scheduled] = []
         self.expected = ExpectedAcceptance(recording.manifest.top_m)
         self.teacher_forced = False  # True: no draft is accepted, so that the proposer drafts at every position
@@ -51,14 +45,12 @@ class Playback:
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
         """Let the engine's own scheduler plan, and remember the plan."""
-        assert self._scheduler is not None, "`on` was called"
         plan = self._scheduler.schedule(num_drafts)
         self._shares = plan.shares
         return plan
 
     def finish(self, request: Request) -> None:
         """Let the engine's own scheduler release the request."""
-        assert self._scheduler is not None, "`on` was called"
         self._hidden.pop(request.request_id, None)
         self._scheduler.finish(request)
 
