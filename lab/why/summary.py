@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -16,31 +15,6 @@ LENGTH_EDGES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 
 NUM_CONTEXTS = 20
 CONTEXT_TOKENS = 3  # that two places have in common to be the same context
 SHOWN_TOKENS = 24
-
-
-@dataclass
-class Tally:
-    """Draft tokens of one kind."""
-
-    tried: int = 0
-    accepted: int = 0
-    lost: int = 0  # draft tokens thrown away by rejections of this kind
-
-    def record(self, trial: Trial) -> None:
-        """Count one token."""
-        self.tried += 1
-        self.accepted += trial.accepted
-        self.lost += trial.num_lost
-
-    def facts(self) -> dict[str, Any]:
-        """The tally as a result file has it."""
-        return {
-            "tried": self.tried,
-            "accepted": self.accepted,
-            "rejected": self.tried - self.accepted,
-            "rate": self.accepted / self.tried,
-            "lost_draft_tokens": self.lost,
-        }
 
 
 def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str, Any]:
@@ -63,12 +37,22 @@ def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str,
     }
 
 
-def _tallies(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[Any, Any]:
-    """Tally the trials by kind, in the order in which kinds are met."""
-    tallies: defaultdict[Any, Tally] = defaultdict(Tally)
+def _grouped(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[Any, list[Trial]]:
+    """The trials by kind, in the order in which kinds are met."""
+    groups: defaultdict[Any, list[Trial]] = defaultdict(list)
     for trial in trials:
-        tallies[key(trial)].record(trial)
-    return {kind: tally.facts() for kind, tally in tallies.items()}
+        groups[key(trial)].append(trial)
+    return groups
+
+
+def _tallies(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[Any, Any]:
+    """Count draft tokens by kind."""
+    found = {}
+    for kind, group in _grouped(trials, key).items():
+        tried, accepted = len(group), sum(trial.accepted for trial in group)
+        counts = {"tried": tried, "accepted": accepted, "rejected": tried - accepted, "rate": accepted / tried}
+        found[kind] = counts | {"lost_draft_tokens": _lost(group)}
+    return found
 
 
 def _in_order(tallies: Mapping[int, Any], name: Callable[[int], str]) -> dict[str, Any]:
@@ -115,11 +99,11 @@ def _losses(trials: Sequence[Trial]) -> dict[str, Any]:
     refused = [trial for trial in (*first, *later) if trial.refused]
     return {
         "first_token_misses": len(first),
-        "lost_to_first_token_misses": sum(trial.num_lost for trial in first),
+        "lost_to_first_token_misses": _lost(first),
         "late_misses": len(later),
-        "lost_to_late_misses": sum(trial.num_lost for trial in later),
+        "lost_to_late_misses": _lost(later),
         "misses_refused_by_grammars": len(refused),
-        "lost_to_refused_misses": sum(trial.num_lost for trial in refused),
+        "lost_to_refused_misses": _lost(refused),
     }
 
 
@@ -154,39 +138,22 @@ def _position_entropy(trials: Sequence[Trial]) -> dict[str, Any] | None:
     return {"entropy": bins, "tried": table("tried"), "accepted": table("accepted")}
 
 
-@dataclass
-class _Context:
-    """Rejections behind the same few tokens."""
-
-    lost: int = 0
-    misses: int = 0
-    drafted: Counter[int] = field(default_factory=Counter)
-    wanted: Counter[int] = field(default_factory=Counter)
-    example: Trial | None = None
-
-
 def _contexts(trials: Sequence[Trial], texts: Mapping[str, str]) -> list[dict[str, Any]]:
     """The contexts behind which most draft tokens are lost."""
-    found: defaultdict[tuple[int, ...], _Context] = defaultdict(_Context)
-    for trial in trials:
-        if not trial.accepted:
-            context = found[tuple(trial.context(CONTEXT_TOKENS))]
-            context.lost += trial.num_lost
-            context.misses += 1
-            context.drafted[trial.draft_token_id] += 1
-            context.wanted[trial.target_token_id] += 1
-            context.example = context.example or trial
-    costliest = sorted(found.values(), key=lambda each: (-each.lost, -each.misses))[:NUM_CONTEXTS]
-    return [_context_facts(context, texts) for context in costliest]
+    misses = (trial for trial in trials if not trial.accepted)
+    groups = _grouped(misses, lambda trial: tuple(trial.context(CONTEXT_TOKENS)))
+    costliest = sorted(groups.values(), key=lambda each: (-_lost(each), -len(each)))[:NUM_CONTEXTS]
+    return [_context_facts(each, texts) for each in costliest]
 
 
-def _context_facts(context: _Context, texts: Mapping[str, str]) -> dict[str, Any]:
-    example = context.example
-    assert example is not None, "a context begins with its first miss"
-    drafted, wanted = context.drafted.most_common(1)[0][0], context.wanted.most_common(1)[0][0]
+def _context_facts(misses: Sequence[Trial], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Rejections behind the same few tokens."""
+    example = misses[0]
+    drafted = Counter(each.draft_token_id for each in misses).most_common(1)[0][0]
+    wanted = Counter(each.target_token_id for each in misses).most_common(1)[0][0]
     return {
-        "lost_draft_tokens": context.lost,
-        "misses": context.misses,
+        "lost_draft_tokens": _lost(misses),
+        "misses": len(misses),
         "context": "".join(texts.get(str(each), f"<{each}>") for each in example.context(SHOWN_TOKENS)),
         "drafted": texts.get(str(drafted), f"<{drafted}>"),
         "target": texts.get(str(wanted), f"<{wanted}>"),
@@ -194,3 +161,8 @@ def _context_facts(context: _Context, texts: Mapping[str, str]) -> dict[str, Any
         "category": example.request.category,
         "text_position": example.text_position,
     }
+
+
+def _lost(trials: Iterable[Trial]) -> int:
+    """Draft tokens thrown away by rejections."""
+    return sum(trial.num_lost for trial in trials)
