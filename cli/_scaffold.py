@@ -6,7 +6,7 @@ import datetime
 import keyword
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -33,26 +33,16 @@ class Names:
     """What a proposer of a name like "my-idea" is called everywhere else."""
 
     name: str
+    distribution: str  # specdec-plugin-my-idea
+    module: str  # my_idea
+    package: str  # specdec_plugin_my_idea
+    class_name: str  # MyIdeaProposer
 
-    @property
-    def distribution(self) -> str:
-        """`specdec-plugin-my-idea`."""
-        return PREFIX + self.name
-
-    @property
-    def module(self) -> str:
-        """`my_idea`."""
-        return self.name.replace("-", "_")
-
-    @property
-    def package(self) -> str:
-        """`specdec_plugin_my_idea`."""
-        return self.distribution.replace("-", "_")
-
-    @property
-    def class_name(self) -> str:
-        """`MyIdeaProposer`."""
-        return "".join(part.capitalize() for part in self.name.split("-")) + "Proposer"
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """name: normalised, without the prefix of distributions."""
+        module, class_name = name.replace("-", "_"), "".join(part.capitalize() for part in name.split("-"))
+        return cls(name, PREFIX + name, module, PREFIX.replace("-", "_") + module, f"{class_name}Proposer")
 
     @classmethod
     def checked(cls, name: str, *, as_module: bool) -> Self:
@@ -61,7 +51,7 @@ class Names:
         `as_module`: whether the proposer's file is to be imported by this name, with nothing before it.
         """
         try:
-            names = cls(canonicalize_name(name, validate=True).removeprefix(PREFIX))
+            names = cls.of(canonicalize_name(name, validate=True).removeprefix(PREFIX))
         except InvalidName:
             reason = "a distribution's name has letters, digits, and single - . _ between them"
             raise _unusable(name, reason, "my-idea") from None
@@ -95,12 +85,7 @@ def render(kind: str, names: Names) -> dict[Path, str]:
     """Text by relative path: the templates of the kind and, if it is a package, those that all packages share."""
     own = _TEMPLATES / kind
     texts = {file: (own / file).read_text(encoding="utf-8") for file in _TEXTS if (own / file).is_file()}
-    values = {
-        "name": names.name,
-        "module": names.module,
-        "package": names.package,
-        "distribution": names.distribution,
-        "class_name": names.class_name,
+    values = asdict(names) | {
         "kind": kind,
         "sdk_range": sdk_range(importlib_metadata.version(SDK_DISTRIBUTION)),
         "year": str(datetime.date.today().year),
