@@ -80,7 +80,6 @@ def render(content: Content) -> str:
         plotly_js=get_plotlyjs(),
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         js=(HERE / "page.js").read_text(encoding="utf-8"),
-        shown=_shown,
     )
 
 
@@ -144,13 +143,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = "-" if value is None else str(value)
     return flat
-
-
-def _shown(value: Any) -> str:
-    """A figure for people; the files have all digits."""
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _json(value: Any, encoder: type[json.JSONEncoder] | None = None) -> str:
