@@ -51,7 +51,7 @@ class Recording:
 
     def __iter__(self) -> Iterator[RecordedRequest]:
         """Every request, in the order in which they were submitted. Raises ConfigError SD-E244 for a damaged shard."""
-        return iter(self._requests)
+        return (request for request, _ in self._requests.values())
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -59,7 +59,7 @@ class Recording:
     @property
     def request_ids(self) -> list[str]:
         """The ids of all requests, in the order of the recording."""
-        return [request.request_id for request in self._requests]
+        return list(self._requests)
 
     def hidden_states(self, request_id: str) -> Tensor:
         """[S, L*H] by position, layers as in the manifest: those that a proposer was shown.
@@ -91,33 +91,24 @@ class Recording:
         return sorted(number for path, number in shard_files(self.folder).items() if path.suffix == ".parquet")
 
     @cached_property
-    def _by_shard(self) -> dict[int, list[RecordedRequest]]:
-        found = {}
-        for number in self._shard_numbers():
-            path = shard_path(self.folder, number, "parquet")
-            require_whole(path, sums_of(self.folder, number))
-            found[number] = read_shard(path, self.manifest.top_m)
-        return found
-
-    @cached_property
     def _whole(self) -> set[int]:
         """Shards whose tensors are known to be as they were written."""
         return set()
 
     @cached_property
-    def _requests(self) -> list[RecordedRequest]:
-        found = [request for requests in self._by_shard.values() for request in requests]
-        return sorted(found, key=lambda request: request.number)
-
-    @cached_property
-    def _shards(self) -> dict[str, int]:
-        """The shard of each request."""
-        return {each.request_id: number for number, requests in self._by_shard.items() for each in requests}
+    def _requests(self) -> dict[str, tuple[RecordedRequest, int]]:
+        """Each request by its id, with the number of its shard."""
+        found = []
+        for number in self._shard_numbers():
+            path = shard_path(self.folder, number, "parquet")
+            require_whole(path, sums_of(self.folder, number))
+            found += [(request, number) for request in read_shard(path, self.manifest.top_m)]
+        return {each.request_id: (each, number) for each, number in sorted(found, key=lambda pair: pair[0].number)}
 
     def _tensor(self, kind: str, request_id: str, what: str, option: str) -> Tensor:
-        if request_id not in self._shards:
+        if request_id not in self._requests:
             raise not_a_recording(self.folder, f"there is no request {request_id!r}")
-        number = self._shards[request_id]
+        _, number = self._requests[request_id]
         if number not in self._whole:
             require_whole(shard_path(self.folder, number, "safetensors"), sums_of(self.folder, number))
             self._whole.add(number)
