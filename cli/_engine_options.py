@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from specdec.sdk import ConfigError
-
-
-def _no_more_than_cores(num_threads: int | None) -> int | None:
-    """Further threads only wait, and thousands of them end the process."""
-    cores = os.cpu_count() or 1
-    if num_threads is not None and num_threads > cores:
-        raise typer.BadParameter(f"{num_threads} threads on {cores} cores.")
-    return num_threads
-
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or tiny: the packaged model.")
@@ -50,19 +40,6 @@ RecordedModelOption = Annotated[
     str | None, typer.Option("--model", help="The target's checkpoint, if it lies elsewhere than when recorded.")
 ]
 ReplayDeviceOption = Annotated[str, typer.Option("--device", help="Where draft networks run: cpu, cuda or cuda:N.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-MaxModelLenOption = Annotated[
-    int | None, typer.Option("--max-model-len", min=1, help="Prompt and output; default: the model's own limit.")
-]
-NumThreadsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--num-threads",
-        min=1,
-        callback=_no_more_than_cores,
-        help="CPU threads, at most one per core; default: the setting num_threads, by its rule.",
-    ),
-]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
 DATASETS = "packaged|custom|spec_bench|mt_bench|speed_bench|humaneval|sharegpt|NAME"
 DATASET_HELP = (
@@ -82,21 +59,6 @@ def dataset_settings(text: str, path: Path | None) -> dict[str, Any]:
     if equals and path is not None:
         raise typer.BadParameter(f"--dataset {text} and --dataset-path {path} name a file each.")
     return {"dataset_name": name, "dataset_path": Path(file) if file else path}
-
-
-EngineOption = Annotated[
-    list[str] | None,  # of which `only_one` may be there
-    typer.Option(
-        "--engine-config",
-        "-ec",
-        metavar="JSON",
-        help='Further settings, which win over flags, for example \'{"quantization": "int8_weight_only"}\'.',
-    ),
-]
-
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="auto: float32 on a CPU, else the checkpoint's own.")]
 
 
 def silence_libraries() -> None:

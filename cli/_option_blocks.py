@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -14,15 +15,7 @@ import typer
 
 from specdec.sdk.json_files import as_mapping
 
-from ._engine_options import (
-    ChatOption,
-    DeviceOption,
-    DtypeOption,
-    EngineOption,
-    MaxModelLenOption,
-    NumThreadsOption,
-    only_one,
-)
+from ._engine_options import ChatOption, only_one
 from ._output import Format, JsonOption, QuietOption
 from ._session import Session
 
@@ -30,15 +23,49 @@ if TYPE_CHECKING:
     from specdec.core.config.engine_config import EngineConfig
 
 
+def _no_more_than_cores(num_threads: int | None) -> int | None:
+    """Further threads only wait, and thousands of them end the process."""
+    cores = os.cpu_count() or 1
+    if num_threads is not None and num_threads > cores:
+        raise typer.BadParameter(f"{num_threads} threads on {cores} cores.")
+    return num_threads
+
+
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class NetworkOptions:
+    """Options that say how networks run."""
+
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="auto: float32 on a CPU, else the checkpoint's own."),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Prompt and output; default: the model's own limit.")
+    ] = None
+    num_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            callback=_no_more_than_cores,
+            help="CPU threads, at most one per core; default: the setting num_threads, by its rule.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(NetworkOptions):
     """Options that describe the engine."""
 
-    device: DeviceOption = "auto"
-    dtype: DtypeOption = "auto"
-    max_model_len: MaxModelLenOption = None
-    engine_config: EngineOption = None
-    num_threads: NumThreadsOption = None
+    engine_config: Annotated[
+        list[str] | None,  # of which `only_one` may be there
+        typer.Option(
+            "--engine-config",
+            "-ec",
+            metavar="JSON",
+            help='Further settings, which win over flags, for example \'{"quantization": "int8_weight_only"}\'.',
+        ),
+    ] = None
 
     def config(self, model: str, **defaults: Any) -> EngineConfig:
         """The settings of an engine; --engine-config wins over `defaults`. Raises ConfigError."""
@@ -46,8 +73,7 @@ class EngineOptions:
 
         text = only_one("--engine-config", self.engine_config)
         further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
-        names = ("device", "dtype", "max_model_len", "num_threads")
-        flags = {name: getattr(self, name) for name in names}
+        flags = {each.name: getattr(self, each.name) for each in fields(NetworkOptions)}
         return EngineConfig(**{"model": model} | defaults | flags | further)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +16,8 @@ from specdec.sdk.extensions import MOST_OUTCOMES
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.keys import make_keys, read_server_key
 
-from ._engine_options import (
-    DeviceOption,
-    DtypeOption,
-    FurtherKeysOption,
-    MaxModelLenOption,
-    NumThreadsOption,
-    only_one,
-    silence_libraries,
-)
+from ._engine_options import FurtherKeysOption, only_one, silence_libraries
+from ._option_blocks import NetworkOptions, with_blocks
 from ._session import Session
 
 if TYPE_CHECKING:
@@ -43,6 +37,7 @@ def _write_keys(path: Path | None) -> None:
         raise typer.Exit
 
 
+@with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     proposer: Annotated[
@@ -80,10 +75,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of all clients that are held at a time.")] = 64,
     max_clients: Annotated[int, typer.Option(min=1, help="Engines that are served at a time.")] = 64,
     idle_seconds: Annotated[float, typer.Option(min=1, help="A client that is silent for longer is forgotten.")] = 600,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    max_model_len: MaxModelLenOption = None,
-    num_threads: NumThreadsOption = None,
+    *,
+    networks: NetworkOptions,
     torch_compile: Annotated[
         bool, typer.Option("--torch-compile", help="Compile draft networks at the start.")
     ] = False,
@@ -103,10 +96,11 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.core.engine.plan import Plan
     from specdec.core.model.tokenizer import load_tokenizer
 
+    settings = asdict(networks)
+    num_threads = settings.pop("num_threads")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     session: Session = ctx.obj
-    settings: dict[str, Any] = {"device": device, "dtype": dtype, "max_model_len": max_model_len}
     config = EngineConfig(model=target, max_num_seqs=max_num_seqs, **settings)
     plan, prepares = Plan.make(config, None, session.settings), _ahead(ahead)
     asked = _asked(proposer, speculative_config)
