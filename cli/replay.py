@@ -83,7 +83,8 @@ def _write(replays: Replays, configs: list[str], saving: SaveOptions) -> None:
     """Write a comparison of what was printed. Raises ConfigError SD-E187, and SD-E251 for drawn drafts."""
     if saving.save_result is None and saving.report is None:
         return
-    from specdec.lab.comparison import compared_replays, variants
+    from specdec.lab.comparison import variants
+    from specdec.lab.comparison.recorded import compared_replays
 
     save(compared_replays(replays, variants(configs, [])), saving)
 

@@ -12,7 +12,9 @@ from rich.console import Console
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.registry import PluginSettings
 
-from .comparison import REPEAT, Sweep, Variant, run_compare, run_compare_recorded, variants
+from .comparison import Sweep, run_compare, run_compare_recorded, variants
+from .comparison.recorded import REPEAT
+from .comparison.variants import Variant
 from .progress import progress_for
 from .report import write_report
 from .report.content import content_of, figure_rows

@@ -8,7 +8,8 @@ import pytest
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
-from specdec.lab.comparison import Measured, Sweep, comparison_facts, run_compare, run_compare_recorded, variants
+from specdec.lab.comparison import Sweep, run_compare, run_compare_recorded, variants
+from specdec.lab.comparison.table import Measured, comparison_facts
 from specdec.lab.progress import NoProgress
 from specdec.lab.recording.recorder import record
 from specdec.lab.recording.settings import RecordSettings
