@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -74,8 +75,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = SpeculativeConfig.as_mapping(further) if further is not None else {}
     subject = Subject(proposer, settings, model, seed, session.settings)
     shown = not quiet and how != "json"
-    announcer = _Announcer(0 if isolation else timeout, shown=shown)  # a process that hangs is ended
-    run = Run(timeout, _expected(expected or []), announcer, isolation)
+    announce = partial(_announce, 0 if isolation else timeout, shown)  # a process that hangs is ended
+    run = Run(timeout, _expected(expected or []), announce, isolation)
     found = []
     try:
         for result in results(subject, level, tuple(only or ()), run):
@@ -102,24 +103,19 @@ def _expected(items: list[str]) -> Mapping[str, str]:
     return pairs
 
 
-class _Announcer:
-    """Names each check before it runs, so that a crash has a name; ends the process if a check cannot be interrupted.
+def _announce(timeout: float, shown: bool, check: Check) -> None:
+    """Name a check before it runs, so that a crash has a name; end the process if it cannot be interrupted.
 
     Either way the stack of every thread is written to stderr.
     """
+    from specdec.testing.checks import ALL_CHECKS
+    from specdec.testing.time_limit import GRACE_S
 
-    def __init__(self, timeout: float, *, shown: bool) -> None:
-        self._timeout, self._shown = timeout, shown
-
-    def __call__(self, check: Check) -> None:
-        from specdec.testing.checks import ALL_CHECKS
-        from specdec.testing.time_limit import GRACE_S
-
-        if self._shown:
-            width = 2 + max(len(each.name) for each in ALL_CHECKS)
-            print(f"{check.name:<{width}}", end="", flush=True)
-        if self._timeout:
-            faulthandler.dump_traceback_later(self._timeout + GRACE_S, exit=True, file=STDERR)
+    if shown:
+        width = 2 + max(len(each.name) for each in ALL_CHECKS)
+        print(f"{check.name:<{width}}", end="", flush=True)
+    if timeout:
+        faulthandler.dump_traceback_later(timeout + GRACE_S, exit=True, file=STDERR)
 
 
 def _show(result: CheckResult) -> None:
