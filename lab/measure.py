@@ -46,15 +46,10 @@ class Pass:
     category: str
     seconds: float
     outputs: dict[str, tuple[int, ...]]  # prompt id -> output token ids
-    acceptance_by_prompt: dict[str, RequestMetrics]
+    acceptance: RequestMetrics  # of all prompts
     num_propose_calls: int
     stage_seconds: dict[str, float]  # empty unless the engine profiles
     steps: dict[str, list[Step]] = field(default_factory=dict)  # prompt id -> those that committed a token
-
-    @property
-    def acceptance(self) -> RequestMetrics:
-        """Sum the acceptance of all prompts."""
-        return summed(self.acceptance_by_prompt.values())
 
 
 class TimedEngine:
@@ -105,7 +100,7 @@ class TimedEngine:
             category=prompts[0].category,
             seconds=seconds,
             outputs={name: tuple(request.output_token_ids) for name, request in ended.items()},
-            acceptance_by_prompt={name: request.metrics for name, request in ended.items()},
+            acceptance=summed(request.metrics for request in ended.values()),
             num_propose_calls=metrics.counts["proposer_propose_calls"] - calls,
             stage_seconds={stage: total - stages[stage] for stage, total in metrics.seconds.items()},
             steps=steps,

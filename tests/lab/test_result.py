@@ -10,9 +10,7 @@ def one_pass(category, seconds, num_steps=4, num_accepted=3):
     counts = RequestMetrics()
     for _ in range(num_steps):
         counts.record(5, num_accepted, num_accepted + 1)
-    return Pass(
-        category, seconds, {category: (1, 2)}, {category: counts}, num_steps, {"forward": seconds / 2, "propose": 0.0}
-    )
+    return Pass(category, seconds, {category: (1, 2)}, counts, num_steps, {"forward": seconds / 2, "propose": 0.0})
 
 
 REPEATS = [(one_pass("a", 1.0), one_pass("b", 2.0)), (one_pass("a", 1.2), one_pass("b", 2.2))]
