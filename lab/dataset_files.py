@@ -123,20 +123,13 @@ def _messages(row: Row, where: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _questions(path: Path) -> Iterator[PromptRow]:
-    """question.jsonl of Spec-Bench (https://github.com/hemingkx/Spec-Bench) and of MT-Bench, all turns of it."""
-    return _of_turns(_json_lines(path))
+    """Every turn of Spec-Bench (https://github.com/hemingkx/Spec-Bench), of MT-Bench, or of a split of SPEED-Bench.
 
-
-def _speed_bench(path: Path) -> Iterator[PromptRow]:
-    """A split of SPEED-Bench (https://huggingface.co/datasets/nvidia/SPEED-Bench): qualitative or throughput_*.
-
-    path: its Parquet or JSONL file, or a folder with Parquet files of one split.
+    https://huggingface.co/datasets/nvidia/SPEED-Bench has two kinds of splits: qualitative and throughput_*.
+    path: a JSONL or Parquet file, or a folder with Parquet files of one split.
     """
-    return _of_turns(_json_lines(path) if path.suffix == ".jsonl" else _parquet_rows(path))
-
-
-def _of_turns(rows: Rows) -> Iterator[PromptRow]:
-    for where, row in rows:
+    is_parquet = path.is_dir() or path.suffix == ".parquet"
+    for where, row in _parquet_rows(path) if is_parquet else _json_lines(path):
         turns = _turns(row, where)
         yield _row(str(_required(row, "question_id", where)), str(_required(row, "category", where)), turns)
 
@@ -168,7 +161,7 @@ READERS: dict[str, Callable[[Path], Iterable[PromptRow]]] = {
     "custom": custom,
     "spec_bench": _questions,
     "mt_bench": _questions,
-    "speed_bench": _speed_bench,
+    "speed_bench": _questions,
     "humaneval": _humaneval,
     "sharegpt": _sharegpt,
 }
