@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.device import device_of, profile_of
 from specdec.core.engine.plan import target_info
 from specdec.core.model.hidden_states import HiddenState
+from specdec.core.model.model_class import text_config
 from specdec.core.model.model_support import locate_model
 from specdec.core.model.target import load_config
 from specdec.core.model.tokenizer import load_tokenizer
@@ -199,8 +200,8 @@ def target_manifest(
     path = locate_model(config.model)
     profile = profile_of(device_of(config.device), config.cpu_kernels)
     hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
-    info = target_info(config, path, hf_config, profile.dtype(config.dtype, hf_config.dtype), profile.device)
-    info = replace(info, max_num_seqs=config.max_num_seqs)
+    dtype = profile.dtype(config.dtype, hf_config.dtype)
+    info = target_info(config, path, text_config(hf_config), dtype, profile.device)
     tokenizer = load_tokenizer(config.tokenizer, path, trust_remote_code=config.trust_remote_code)
     manifest = Manifest(
         source=kind,

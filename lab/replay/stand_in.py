@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from specdec.adapters.target_tables import embedding_and_head
 from specdec.core.model.hidden_states import HiddenState
+from specdec.core.model.model_class import text_config
 from specdec.sdk import ConfigError
 
 from ..recording import Manifest, fingerprint
@@ -62,7 +63,7 @@ class RecordedTarget:
 
 def require_same_model(manifest: Manifest, directory: Path) -> None:
     """Raise ConfigError SD-E246 if a checkpoint is not the one that was recorded."""
-    config = AutoConfig.from_pretrained(directory).to_dict()
+    config = text_config(AutoConfig.from_pretrained(directory)).to_dict()
     found = fingerprint.of_model(directory, config)
     if manifest.model_fingerprint not in (None, found):
         facts = {
