@@ -69,4 +69,5 @@ def _run(engine: Engine, tap: RecordingTap, prompts: Prompts) -> list[tuple[int,
         timed.append((sum(each.num_rows for each in committed), passed - proposing))
     for number in range(len(prompts)):
         engine.abort(f"cost-{number}")
+        tap.take(f"cost-{number}")
     return timed

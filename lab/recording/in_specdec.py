@@ -68,7 +68,11 @@ class EngineSource(Source):
         committed = self._engine.step()
         if self._listener.error is not None:
             raise self._listener.error
-        return [_ended(each.request) for each in committed if each.request.finish_reason is not None]
+        ended = [_ended(each.request) for each in committed if each.request.finish_reason is not None]
+        for each in ended:
+            if each.request_id not in self._listener.params:
+                self._tap.take(each.request_id)  # what is past an end: nobody asks for its states
+        return ended
 
     def take(self, request_id: str) -> Kept:
         probabilities, logits = self._listener.take(request_id)

@@ -17,7 +17,9 @@ from specdec import LLM
 from specdec.core.model.model_support import locate_model
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Cost, Manifest, RecordedRequest, Recording, RecordingWriter, shards, writer
+from specdec.lab.recording.in_specdec import EngineSource
 from specdec.lab.recording.recorder import record
+from specdec.lab.recording.settings import RecordSettings
 from specdec.sdk import ConfigError
 
 
@@ -123,6 +125,25 @@ def test_a_prompt_that_was_met_before_is_recorded_whole(tmp_path):
     recording = make(tmp_path / "x", max_num_seqs=1, **asked)
     first, second = (recording.hidden_states(each.request_id) for each in recording)
     assert torch.equal(first, second)
+
+
+def test_states_that_nobody_asks_for_are_not_kept(tmp_path, monkeypatch):
+    """Those past the end of a text, and those of the requests on which steps are timed."""
+    ends = tuple({request.token_ids[4] for request in shared()})
+    sampling = settings().sampling.replace(stop_token_ids=ends)
+    monkeypatch.setattr(RecordSettings, "sampling", property(lambda self: sampling))
+    sources = []
+
+    def source(*arguments):
+        sources.append(EngineSource(*arguments))
+        return sources[0]
+
+    asked = settings(hidden_states=LAYERS, num_prompts=2, measure_cost=True)
+    record(asked, PluginSettings(), tmp_path / "x", Quiet(), source)
+    recording = Recording.open(tmp_path / "x")
+    assert all(each.past_token_ids for each in recording)
+    assert recording.manifest.cost.rows
+    assert not sources[0]._tap._states
 
 
 def test_recorded_text_is_what_the_engine_generates():
