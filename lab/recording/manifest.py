@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from specdec.sdk import ConfigError, StrictModel
@@ -59,13 +59,7 @@ class Cost(StrictModel):
                 {"fix": "record with `specdec record`, which measures it, and without --no-cost"},
             )
         seconds, slope = self._line
-        if num_rows <= self.rows[0]:
-            return seconds[0]
-        if num_rows >= self.rows[-1]:
-            return seconds[-1] + slope * (num_rows - self.rows[-1])
-        right = bisect_left(self.rows, num_rows)
-        (x0, x1), (y0, y1) = self.rows[right - 1 : right + 1], seconds[right - 1 : right + 1]
-        return y0 + (y1 - y0) * (num_rows - x0) / (x1 - x0)
+        return float(np.interp(num_rows, self.rows, seconds)) + slope * max(num_rows - self.rows[-1], 0)
 
 
 class Manifest(StrictModel):
