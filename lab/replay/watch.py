@@ -31,7 +31,7 @@ class Watch:
         """
         sys.dont_write_bytecode = True  # a file that changes twice in a second would be read from its stale bytecode
         began = time.time_ns() - CLOCK_NS
-        self._modules = tuple(module_of(target) for target in self._run())
+        self._modules = tuple(target.partition(":")[0] for target in self._run())
         self._places = places_of(self._modules)
         before = {path: stamp for path, stamp in stamps(self._places).items() if stamp[1] < began}
         while True:
@@ -53,11 +53,6 @@ class Watch:
             self._run()
         except (SpecdecError, ImportError, SyntaxError) as error:
             self._on_error(error)
-
-
-def module_of(target: str) -> str:
-    """The module of a class path; of a class within a package, the package."""
-    return target.partition(":")[0]
 
 
 def places_of(modules: Iterable[str]) -> list[Path]:
