@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
-from specdec.sdk.structured_outputs import StructuredOutputs
 
 from ..dataset_files import PromptRow
 from ..datasets import spread
@@ -100,8 +98,5 @@ def _manifest(settings: RecordSettings, source: Source, rows: Sequence[PromptRow
 
 def _sha256(rows: Sequence[PromptRow]) -> str:
     """Hash of the prompts, in the order in which they run."""
-    return hashlib.sha256(json.dumps([asdict(row) for row in rows], default=_as_json).encode()).hexdigest()
-
-
-def _as_json(form: StructuredOutputs) -> dict[str, Any]:
-    return form.model_dump(mode="json")
+    texts = json.dumps([asdict(row) for row in rows], default=lambda form: form.model_dump(mode="json"))
+    return hashlib.sha256(texts.encode()).hexdigest()
