@@ -88,9 +88,8 @@ def replay(
         playback.teacher_forced = teacher_forced
         if listener is not None:
             playback.listeners.append(listener)
-        length = host.loaded.config.num_draft_tokens if host else 0
-        plugin = host.plugin if host else None
-        found = Replayed(str(plugin) if plugin else None, plugin and plugin.target, length, engine.metrics.acceptance)
+        who = (str(host.plugin), host.plugin.target, host.loaded.config.num_draft_tokens) if host else (None, None, 0)
+        found = Replayed(*who, engine.metrics.acceptance)
         clock = ProposeClock(engine.metrics.seconds)
         if host is not None:
             parts_of(engine).plan.hooks.add(clock, "the clock of a replay")
