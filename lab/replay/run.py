@@ -29,10 +29,10 @@ from .playback import Listener
 class Replayed:
     """What came of one proposer on a recording."""
 
-    proposer: str | None  # None: plain decoding
-    target: str | None  # its "module:Class"
-    num_speculative_tokens: int  # K; of trees, their depth
     acceptance: RequestMetrics
+    proposer: str | None = None  # None: plain decoding
+    target: str | None = None  # its "module:Class"
+    num_speculative_tokens: int = 0  # K; of trees, their depth
     steps: dict[str, list[Step]] = field(default_factory=partial(defaultdict, list))  # by request id
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by request id
     step_rows: list[int] = field(default_factory=list)  # tokens computed in each step of the engine
@@ -88,10 +88,10 @@ def replay(
         playback.teacher_forced = teacher_forced
         if listener is not None:
             playback.listeners.append(listener)
-        who = (str(host.plugin), host.plugin.target, host.loaded.config.num_draft_tokens) if host else (None, None, 0)
-        found = Replayed(*who, engine.metrics.acceptance)
-        clock = ProposeClock(engine.metrics.seconds)
+        found, clock = Replayed(engine.metrics.acceptance), ProposeClock(engine.metrics.seconds)
         if host is not None:
+            found.proposer, found.target = str(host.plugin), host.plugin.target
+            found.num_speculative_tokens = host.loaded.config.num_draft_tokens
             parts_of(engine).plan.hooks.add(clock, "the clock of a replay")
         start = time.perf_counter()
         for _, turn in groupby(islice(recording, most_requests), key=lambda request: request.turn):
