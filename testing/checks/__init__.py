@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from ..report import LEVELS, Level
-from .collection import Check
-from .distribution import CHECKS as DISTRIBUTION
-from .end_to_end import CHECKS as END_TO_END
-from .form import CHECKS as FORM
-from .growth import CHECKS as GROWTH
-from .history import CHECKS as HISTORY
-from .isolation import CHECKS as ISOLATION
-from .machine import CHECKS as MACHINE
-from .needs import CHECKS as NEEDS
-from .obligations import CHECKS as OBLIGATIONS
-from .streams import CHECKS as STREAMS
+from . import distribution, end_to_end, form, growth, history, isolation, machine, needs, obligations, streams
+from .check import Check
 
-ALL_CHECKS: tuple[Check, ...] = (
-    *FORM, *ISOLATION, *HISTORY, *OBLIGATIONS, *NEEDS, *DISTRIBUTION, *END_TO_END, *GROWTH, *MACHINE, *STREAMS,
-)  # fmt: skip
+MODULES = (form, isolation, history, obligations, needs, distribution, end_to_end, growth, machine, streams)
+ALL_CHECKS = tuple(each for module in MODULES for each in vars(module).values() if isinstance(each, Check))
 
 __all__ = ["ALL_CHECKS", "Check", "checks_of"]
 

@@ -23,14 +23,13 @@ from ..schedules import lockstep
 from ..stage import Stage
 from ..subject import Subject
 from ..worlds import FewTokens, World
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 FALSE_ALARM_RATE = 1e-6
 Nodes = tuple[tuple[int, int], ...]  # (parent, token) of each
 
 
-@CHECKS.at("standard")
+@check("standard")
 def distribution_is_a_distribution(subject: Subject) -> None:
     """A reported distribution is finite, nowhere negative, sums to 1, and gives the drafted token a probability above
     0.
@@ -56,7 +55,7 @@ def _tolerance(shown: Shown) -> float:
     return max(SUM_TOLERANCE[part.dtype] for part in parts if part is not None)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def length_ignores_the_draw(subject: Subject) -> None:
     """With a reported distribution, a position is drafted or not by what stands before it, never by its own token. The
     same holds for the parent of a node.
@@ -85,7 +84,7 @@ def _require_one_answer(shown: Shown) -> None:
             )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def distribution_ignores_the_draw(subject: Subject) -> None:
     """The distribution of a draft depends on what stands before it: requests with the same text report the same
     distribution.
@@ -134,7 +133,7 @@ def _twins(subject: Subject) -> Iterator[tuple[Stage, Shown]]:
         yield from ((stage, shown) for shown in steps)
 
 
-@CHECKS.at("full")
+@check("full")
 def drawn_distribution_is_reported_distribution(subject: Subject) -> None:
     """Drafts are drawn from the distribution that is reported, each by a random number of its own.
 
@@ -156,7 +155,7 @@ def drawn_distribution_is_reported_distribution(subject: Subject) -> None:
         )
 
 
-@CHECKS.at("full")
+@check("full")
 def output_distribution_is_exact(subject: Subject) -> None:
     """Verification of its drafts gives exactly the target's distribution.
 

@@ -18,22 +18,21 @@ from ..schedules import lockstep
 from ..stage import Stage
 from ..subject import Subject
 from ..worlds import GREEDY, generate
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 ROOMY = {"max_num_seqs": 6, "max_model_len": 256}
 ONE_AT_A_TIME = {"max_num_seqs": 1, "max_model_len": 256}
 IN_CHUNKS = {"max_num_seqs": 3, "max_model_len": 256, "max_num_batched_tokens": 16}
 BLOCK_SIZE = 8
 
 
-@CHECKS.at("standard")
+@check("standard")
 def greedy_equality(subject: Subject) -> None:
     """At temperature 0 the engine generates with this proposer, token for token, what it generates without one."""
     _require_equal(subject, ROOMY)
 
 
-@CHECKS.at("full")
+@check("full")
 def greedy_equality_under_pressure(subject: Subject) -> None:
     """The same one request at a time, with prompts in chunks, and where requests are preempted for lack of blocks."""
     longest = len(subject.target.prompts[-1]) + GREEDY.max_tokens + subject.needs.lookahead
@@ -68,7 +67,7 @@ def _difference(found: Sequence[int], expected: Sequence[int]) -> str:
     return f"output token {at} is {one} instead of {other}"
 
 
-@CHECKS.at("standard")
+@check("standard")
 def saved_state(subject: Subject) -> None:
     """What `save` writes, at any time, `load` reads again. It gives the same drafts in a new instance."""
     methods = subject.load().methods & {"save", "load"}

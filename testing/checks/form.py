@@ -11,13 +11,12 @@ from ..moves import Move
 from ..report import NEVER_CALLED, Violation
 from ..schedules import lockstep
 from ..subject import Subject
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 MOST_DRAFT_TOKENS = 8
 
 
-@CHECKS.at("basic")
+@check("basic")
 def loads(subject: Subject) -> None:
     """Its class, options and needs are accepted without a warning, and it is constructed, bound and warmed up."""
     with warnings.catch_warnings(record=True) as caught:
@@ -35,7 +34,7 @@ def loads(subject: Subject) -> None:
         )
 
 
-@CHECKS.at("basic")
+@check("basic")
 def draft_form(subject: Subject) -> None:
     """Every draft has the step's shape, an integer dtype, the CPU as device and ids of the target's vocabulary."""
     for stage in subject.stages():
@@ -43,7 +42,7 @@ def draft_form(subject: Subject) -> None:
             pass
 
 
-@CHECKS.at("basic")
+@check("basic")
 def every_k(subject: Subject) -> None:
     """It drafts for K = 1 and for the largest K that it declares, and for a step whose K is smaller, 0 included."""
     asked = subject.load().config.num_draft_tokens
@@ -58,7 +57,7 @@ def every_k(subject: Subject) -> None:
         stage.step([Move("a")], width=width)
 
 
-@CHECKS.at("basic")
+@check("basic")
 def budgets(subject: Subject) -> None:
     """No row gets more drafts than its budget, and one whose budget is 0 gets none."""
     stage = subject.stage()
@@ -69,7 +68,7 @@ def budgets(subject: Subject) -> None:
         stage.step([Move(name) for name in stage.requests])
 
 
-@CHECKS.at("basic")
+@check("basic")
 def one_token_prompts(subject: Subject) -> None:
     """A prompt of one token is a request like any other, also where every request of a step ends in it."""
     stage = subject.stage()
@@ -81,7 +80,7 @@ def one_token_prompts(subject: Subject) -> None:
             stage.step([Move(name) for name in stage.requests])
 
 
-@CHECKS.at("basic")
+@check("basic")
 def context_limit(subject: Subject) -> None:
     """A request may grow to max_model_len: its drafts get shorter towards the end and never reach over it."""
     stage = subject.stage(max_model_len=32)

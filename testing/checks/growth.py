@@ -9,13 +9,12 @@ from ..reachable import size
 from ..report import Violation
 from ..stage import Stage
 from ..subject import Subject
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 NUM_REQUESTS = 100
 
 
-@CHECKS.at("full")
+@check("full")
 def memory_does_not_grow(subject: Subject) -> None:
     """After many requests have come and gone it holds no more entries than after a few. Shared state is exempt."""
     subject.need_own_state()

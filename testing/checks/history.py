@@ -14,9 +14,8 @@ from ..report import NotApplicable, Violation
 from ..schedules import lockstep, wander
 from ..stage import Stage
 from ..subject import Subject
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 NUM_CACHED = 11  # tokens of a prompt
 SHORT = LONG.replace(max_tokens=8)
 MOST_TOKENS, CHUNK, NUM_LAST = 2048, 256, 64  # of a long text, of its chunks, and behind its prompt
@@ -38,7 +37,7 @@ def _steps(stage: Stage, *steps: list[Move]) -> Iterator[Shown]:
             yield shown
 
 
-@CHECKS.at("standard")
+@check("standard")
 def accepts_and_rejects(subject: Subject) -> None:
     """After all, some or none of its drafts were accepted, a draft is that of a fresh prefill of the same tokens."""
 
@@ -50,7 +49,7 @@ def accepts_and_rejects(subject: Subject) -> None:
     _require_fresh(subject, schedule)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def chunked_prefill(subject: Subject) -> None:
     """A prompt that is shown in chunks leaves the same state as one that is shown whole."""
 
@@ -62,7 +61,7 @@ def chunked_prefill(subject: Subject) -> None:
     _require_fresh(subject, schedule)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def skipped_steps(subject: Subject) -> None:
     """A request that sits out some steps keeps its draft and its state."""
     subject.need_own_state()
@@ -76,7 +75,7 @@ def skipped_steps(subject: Subject) -> None:
     _require_fresh(subject, schedule)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def preempted_requests(subject: Subject) -> None:
     """A request that lost its row and KV comes back whole, in whatever row, also from the middle of its prompt."""
 
@@ -91,7 +90,7 @@ def preempted_requests(subject: Subject) -> None:
     _require_fresh(subject, schedule)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def aborted_requests(subject: Subject) -> None:
     """A request that is aborted, also in the middle of its prompt, leaves nothing behind in others."""
     subject.need_own_state()
@@ -109,7 +108,7 @@ def aborted_requests(subject: Subject) -> None:
     _require_fresh(subject, schedule)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def ends_known_late(subject: Subject) -> None:
     """A request may be shown one step after its end. `on_finish` follows, and knows fewer tokens than were shown."""
     fix = (
@@ -137,7 +136,7 @@ def _ending_late(stage: Stage) -> Iterator[Shown]:
         yield stage.advance([Move("next in its row"), Move("stays")])
 
 
-@CHECKS.at("standard")
+@check("standard")
 def cached_prefix(subject: Subject) -> None:
     """A request's first kept token may lie behind a cached prefix. Nothing of its slot's last owner is in a draft."""
     if subject.needs.whole_prompt:
@@ -168,7 +167,7 @@ def _cached(stage: Stage, other_ended: bool) -> Iterator[Shown]:
         yield stage.advance([Move("behind"), Move("first")])
 
 
-@CHECKS.at("full")
+@check("full")
 def long_texts(subject: Subject) -> None:
     """A text may be as long as the target allows: drafts go on, and are those of a fresh prefill of the same tokens."""
     limit = min(subject.target.info.max_model_len, MOST_TOKENS)
@@ -182,7 +181,7 @@ def long_texts(subject: Subject) -> None:
     require_same(shown, again, ("long", "again"), stage, ("this history", "a fresh prefill of the same tokens"), fix)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def reused_ids(subject: Subject) -> None:
     """An id may come back for another request, or with the same prompt: nothing of the first one is left."""
     subject.need_own_state()
@@ -196,7 +195,7 @@ def reused_ids(subject: Subject) -> None:
     _require_fresh(subject, schedule, anew=True)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def reused_slots(subject: Subject) -> None:
     """A slot changes hands between two steps, by an end or a preemption: its new owner has nothing of the old one."""
     subject.need_own_state()
@@ -216,14 +215,14 @@ def reused_slots(subject: Subject) -> None:
     _require_fresh(subject, schedule)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def any_schedule(subject: Subject) -> None:
     """Whatever a scheduler does (reorder, condense, skip, preempt, abort, cut prompts), the same holds."""
     num_names = 1 if subject.needs.state == "shared" else 6
     _require_fresh(subject, lambda stage: wander(stage, 30, num_names=num_names))
 
 
-@CHECKS.at("standard")
+@check("standard")
 def state_released(subject: Subject) -> None:
     """What it keeps of a request it drops in `on_finish`: afterwards the request's id is found nowhere in it."""
     stage = subject.stage()

@@ -13,9 +13,8 @@ from ..moves import Shown
 from ..report import Violation
 from ..schedules import PROMPT_LENGTHS, another, ending_together, lockstep
 from ..subject import Subject
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 FIND_BY_ID = "find a request by step.request_ids or step.slots, never by its place in the step"
 LEARN_BY_ID = (
     "learn what requests share in observe or on_finish, before any draft of the step is made, and in the order of "
@@ -23,7 +22,7 @@ LEARN_BY_ID = (
 )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def inputs_not_written(subject: Subject) -> None:
     """A step is borrowed: neither `observe` nor `propose` writes to its tensors."""
     for stage in subject.stages():
@@ -37,7 +36,7 @@ def inputs_not_written(subject: Subject) -> None:
                 )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def deterministic(subject: Subject) -> None:
     """Two instances that see the same steps with the same random numbers give the same drafts."""
     subject.need_determinism()
@@ -46,7 +45,7 @@ def deterministic(subject: Subject) -> None:
         require_same_steps(lockstep(stage), lockstep(again), stage, ("one instance", "another"), fix)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def views_not_kept(subject: Subject) -> None:
     """A step is borrowed for the time of a call: a proposer copies what it keeps of it."""
     subject.need_determinism()
@@ -57,7 +56,7 @@ def views_not_kept(subject: Subject) -> None:
         require_same_steps(lockstep(stage), with_fix(lockstep(again), fix), stage, what, fix)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def shared_weights_not_written(subject: Subject) -> None:
     """The target's weights are borrowed too: every one of them stays unchanged."""
     for _ in lockstep(subject.stage(), num_steps=3):
@@ -71,7 +70,7 @@ def shared_weights_not_written(subject: Subject) -> None:
         )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def instances_apart(subject: Subject) -> None:
     """Two instances in one process share nothing: their requests may have the same ids."""
     subject.need_determinism()
@@ -84,7 +83,7 @@ def instances_apart(subject: Subject) -> None:
         require_same_steps(by_itself, others, stage, what, fix)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def batch_equals_singles(subject: Subject) -> None:
     """A request gets the same draft whether it runs alone or among others."""
     subject.need_determinism()
@@ -97,7 +96,7 @@ def batch_equals_singles(subject: Subject) -> None:
             require_same_steps(together, alone, stage, ("a batch", "itself alone"), fix)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def every_row(subject: Subject) -> None:
     """In a full batch, requests with the same tokens and random numbers get the same draft, whatever their row."""
     subject.need_determinism()
@@ -112,7 +111,7 @@ def every_row(subject: Subject) -> None:
                 require_same(shown, shown, (first, name), stage, ("row 0", f"row {row}"), fix)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def row_order(subject: Subject) -> None:
     """The order of the rows of a step means nothing: every request gets the same draft in any order.
 
@@ -127,7 +126,7 @@ def row_order(subject: Subject) -> None:
             require_same_steps(schedule(stage), schedule(other, order=(2, 0, 1)), stage, what, fix)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def namespaces_kept_apart(subject: Subject) -> None:
     """What is learned of one namespace's requests changes no draft of another's."""
     subject.need_determinism()

@@ -10,14 +10,13 @@ from ..moves import Move
 from ..report import NotApplicable, Violation
 from ..stage import Stage
 from ..subject import Subject
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 NUM_HISTORIES = 12
 NUM_EVENTS = 20
 
 
-@CHECKS.at("full")
+@check("full")
 def state_machine(subject: Subject) -> None:
     """No history of starts, steps, preemptions, aborts and ends makes a draft differ from that of a fresh prefill."""
     if importlib.util.find_spec("hypothesis") is None:

@@ -9,9 +9,8 @@ from ..compare import require_same_steps
 from ..report import Violation
 from ..schedules import lockstep
 from ..subject import Subject
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 EVERYTHING = {
     "history": True,
     "hidden_states": ("final",),
@@ -42,7 +41,7 @@ def _with_tokens(needs: Needs) -> tuple[Extension | str, ...]:
     return (*others, TargetTokens(top_k=own.top_k if own else 4, rejected=rejected))
 
 
-@CHECKS.at("standard")
+@check("standard")
 def needs_are_enough(subject: Subject) -> None:
     """It reads nothing that it did not declare: with everything on offer it drafts what it drafts without."""
     subject.need_determinism()
@@ -68,7 +67,7 @@ def needs_are_enough(subject: Subject) -> None:
     require_same_steps(given, offered, stage, what, undeclared)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def needs_are_used(subject: Subject) -> None:
     """It reads what it declares: the engine computes, stores and copies everything that is declared."""
     declared: set[str] = set()
@@ -87,7 +86,7 @@ def needs_are_used(subject: Subject) -> None:
         )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def declared_distribution_is_reported(subject: Subject) -> None:
     """A proposer that declares a draft distribution reports it for sampled requests: the engine holds memory for it."""
     subject.need_distribution()
@@ -102,7 +101,7 @@ def declared_distribution_is_reported(subject: Subject) -> None:
     )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def lengths_as_declared(subject: Subject) -> None:
     """No draft is shorter than the min_draft_tokens that `Needs` declares."""
     needs = subject.needs

@@ -21,12 +21,10 @@ from ..report import NotApplicable, Violation
 from ..schedules import lockstep
 from ..stage import Stage
 from ..subject import Subject
-from .collection import Collection
-
-CHECKS = Collection()
+from .check import check
 
 
-@CHECKS.at("standard")
+@check("standard")
 def idle_steps(subject: Subject) -> None:
     """A step may have no requests, and a dummy step changes no state: drafts are what they are without such steps."""
     fix = (
@@ -48,7 +46,7 @@ def _with_idle_steps(stage: Stage) -> Iterator[Shown]:
             stage.idle_with(1)
 
 
-@CHECKS.at("standard")
+@check("standard")
 def metrics_between_steps(subject: Subject) -> None:
     """What `metrics` tells between steps can be shown, and asking changes no draft."""
     if "metrics" not in subject.load().methods:
@@ -66,7 +64,7 @@ def _asking(stage: Stage) -> Iterator[Shown]:
         stage.ask_metrics()
 
 
-@CHECKS.at("standard")
+@check("standard")
 def services_within_calls(subject: Subject) -> None:
     """It uses services within a call of the engine only, and on that call's thread. Its own threads end by `close`."""
     before = threading.enumerate()
@@ -89,7 +87,7 @@ def services_within_calls(subject: Subject) -> None:
         )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def same_calls_on_every_rank(subject: Subject) -> None:
     """Two instances that see the same steps call services that are collectives in the same order, with equal shapes."""
     ranks = [subject.stage() for _ in range(2)]
@@ -107,7 +105,7 @@ def same_calls_on_every_rank(subject: Subject) -> None:
             )
 
 
-@CHECKS.at("standard")
+@check("standard")
 def needs_are_pure(subject: Subject) -> None:
     """`needs` is a function of its arguments: it is called again and again, also with facts that came as JSON."""
     loaded, info = subject.load(), subject.target.info
@@ -116,7 +114,7 @@ def needs_are_pure(subject: Subject) -> None:
     _require_equal_needs(found[0], found[1:], "another call")
 
 
-@CHECKS.at("standard")
+@check("standard")
 def options_are_json(subject: Subject) -> None:
     """Its options, and those of a request, survive JSON: they go to other processes, and `needs` is the same there."""
     loaded = subject.load()
@@ -159,7 +157,7 @@ def _require_equal_needs(first: Needs, others: list[Needs], what: str) -> None:
             )
 
 
-@CHECKS.at("full")
+@check("full")
 def class_is_importable(subject: Subject) -> None:
     """Its class is found by its module and name, so that another process can make one."""
     if not subject.is_importable:
@@ -170,7 +168,7 @@ def class_is_importable(subject: Subject) -> None:
         )
 
 
-@CHECKS.at("full")
+@check("full")
 def nothing_deprecated(subject: Subject) -> None:
     """Nothing is used that goes in a later version of the contract."""
     with warnings.catch_warnings(record=True) as caught:

@@ -16,16 +16,15 @@ from specdec.sdk import StepView
 from ..report import NotApplicable, Violation
 from ..subject import Subject
 from ..worlds import generate
-from .collection import Collection
+from .check import check
 
-CHECKS = Collection()
 ON_A_DEVICE = {"device": "cuda", "dtype": "float32", "max_num_seqs": 6, "max_model_len": 256, "cuda_graphs": False}
 CYCLES = 20_000_000  # for which a late stream waits: some ten milliseconds
 
 Seen = list[list[list[int]]]  # of each step, the numbers of each draft
 
 
-@CHECKS.at("full")
+@check("full")
 def streams(subject: Subject) -> None:
     """Device work of `propose` is ordered on the stream that was current, whichever it is and however late it is."""
     if not torch.cuda.is_available():

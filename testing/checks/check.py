@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import fill, indent
 
@@ -30,21 +30,10 @@ class Check:
         return "\n\n".join([f"{self.name}   [a check, from level {self.level} on]", *sections])
 
 
-class Collection:
-    """The checks of one module, in the order in which they are written."""
+def check(level: Level) -> Callable[[Callable[[Subject], None]], Check]:
+    """Decorator: the function becomes a check of this level and of those above it."""
 
-    def __init__(self) -> None:
-        self._checks: list[Check] = []
+    def made(run: Callable[[Subject], None]) -> Check:
+        return Check(run.__name__, level, " ".join((inspect.getdoc(run) or "").split()), run)
 
-    def __iter__(self) -> Iterator[Check]:
-        return iter(self._checks)
-
-    def at(self, level: Level) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-        """Decorator: the function is a check of this level and of those above it."""
-
-        def add(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
-            rule = " ".join((inspect.getdoc(run) or "").split())
-            self._checks.append(Check(run.__name__, level, rule, run))
-            return run
-
-        return add
+    return made
