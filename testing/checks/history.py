@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 
 from specdec.sdk import HostProposer
 from specdec.sdk.extensions import TargetTokens
@@ -14,20 +15,37 @@ from ..report import NotApplicable, Violation
 from ..schedules import lockstep, wander
 from ..stage import Stage
 from ..subject import Subject
-from .check import check
+from .check import Check, check
 
 NUM_CACHED = 11  # tokens of a prompt
 SHORT = LONG.replace(max_tokens=8)
 MOST_TOKENS, CHUNK, NUM_LAST = 2048, 256, 64  # of a long text, of its chunks, and behind its prompt
 
 
-def _require_fresh(subject: Subject, schedule: Callable[[Stage], Iterator[Shown]], *, anew: bool = False) -> None:
-    subject.need_whole_prefill()
-    for probabilistic in subject.modes:
-        stage = subject.stage(probabilistic=probabilistic)
-        fresh = FreshPrefill(subject, probabilistic=probabilistic, anew=anew)
-        for shown in schedule(stage):
-            fresh.require(stage, shown)
+def _as_fresh_prefill(
+    *, own_state: bool = False, anew: bool = False
+) -> Callable[[Callable[[Stage], Iterator[Shown]]], Check]:
+    """Decorator: the schedule becomes a check that each of its drafts is that of a fresh prefill of the same tokens.
+
+    own_state: requests may not influence each other. anew: see `FreshPrefill`.
+    """
+
+    def made(schedule: Callable[[Stage], Iterator[Shown]]) -> Check:
+        @check("standard")
+        @wraps(schedule)
+        def run(subject: Subject) -> None:
+            if own_state:
+                subject.need_own_state()
+            subject.need_whole_prefill()
+            for probabilistic in subject.modes:
+                stage = subject.stage(probabilistic=probabilistic)
+                fresh = FreshPrefill(subject, probabilistic=probabilistic, anew=anew)
+                for shown in schedule(stage):
+                    fresh.require(stage, shown)
+
+        return run
+
+    return made
 
 
 def _steps(stage: Stage, *steps: list[Move]) -> Iterator[Shown]:
@@ -37,75 +55,53 @@ def _steps(stage: Stage, *steps: list[Move]) -> Iterator[Shown]:
             yield shown
 
 
-@check("standard")
-def accepts_and_rejects(subject: Subject) -> None:
+@_as_fresh_prefill()
+def accepts_and_rejects(stage: Stage) -> Iterator[Shown]:
     """After all, some or none of its drafts were accepted, a draft is that of a fresh prefill of the same tokens."""
-
-    def schedule(stage: Stage) -> Iterator[Shown]:
-        stage.add("a", 20)
-        for accepted in (0, 0, 99, 99, 1, 0, 2, 99, 0):
-            yield from _steps(stage, [Move("a", num_accepted=accepted)])
-
-    _require_fresh(subject, schedule)
+    stage.add("a", 20)
+    for accepted in (0, 0, 99, 99, 1, 0, 2, 99, 0):
+        yield from _steps(stage, [Move("a", num_accepted=accepted)])
 
 
-@check("standard")
-def chunked_prefill(subject: Subject) -> None:
+@_as_fresh_prefill()
+def chunked_prefill(stage: Stage) -> Iterator[Shown]:
     """A prompt that is shown in chunks leaves the same state as one that is shown whole."""
-
-    def schedule(stage: Stage) -> Iterator[Shown]:
-        stage.add("a", 23)
-        for size in (1, 5, 3, 8, 20, 20, 20):
-            yield from _steps(stage, [Move("a", num_tokens=size)])
-
-    _require_fresh(subject, schedule)
+    stage.add("a", 23)
+    for size in (1, 5, 3, 8, 20, 20, 20):
+        yield from _steps(stage, [Move("a", num_tokens=size)])
 
 
-@check("standard")
-def skipped_steps(subject: Subject) -> None:
+@_as_fresh_prefill(own_state=True)
+def skipped_steps(stage: Stage) -> Iterator[Shown]:
     """A request that sits out some steps keeps its draft and its state."""
-    subject.need_own_state()
-
-    def schedule(stage: Stage) -> Iterator[Shown]:
-        for name in ("a", "b", "c"):
-            stage.add(name, 14)
-        for present in ("abc", "b", "ca", "b", "b", "a", "cb", "abc"):
-            yield from _steps(stage, [Move(name) for name in present])
-
-    _require_fresh(subject, schedule)
+    for name in ("a", "b", "c"):
+        stage.add(name, 14)
+    for present in ("abc", "b", "ca", "b", "b", "a", "cb", "abc"):
+        yield from _steps(stage, [Move(name) for name in present])
 
 
-@check("standard")
-def preempted_requests(subject: Subject) -> None:
+@_as_fresh_prefill()
+def preempted_requests(stage: Stage) -> Iterator[Shown]:
     """A request that lost its row and KV comes back whole, in whatever row, also from the middle of its prompt."""
-
-    def schedule(stage: Stage) -> Iterator[Shown]:
-        stage.add("a", 19)
-        yield from _steps(stage, [Move("a", num_tokens=6)])
-        stage.preempt("a")
-        yield from _steps(stage, [Move("a")], [Move("a")], [Move("a")])
-        stage.preempt("a")
-        yield from _steps(stage, [Move("a", num_tokens=11)], [Move("a")], [Move("a")])
-
-    _require_fresh(subject, schedule)
+    stage.add("a", 19)
+    yield from _steps(stage, [Move("a", num_tokens=6)])
+    stage.preempt("a")
+    yield from _steps(stage, [Move("a")], [Move("a")], [Move("a")])
+    stage.preempt("a")
+    yield from _steps(stage, [Move("a", num_tokens=11)], [Move("a")], [Move("a")])
 
 
-@check("standard")
-def aborted_requests(subject: Subject) -> None:
+@_as_fresh_prefill(own_state=True)
+def aborted_requests(stage: Stage) -> Iterator[Shown]:
     """A request that is aborted, also in the middle of its prompt, leaves nothing behind in others."""
-    subject.need_own_state()
-
-    def schedule(stage: Stage) -> Iterator[Shown]:
-        stage.add("stays", 15)
-        stage.add("aborted early", 15)
-        stage.add("aborted late", 15)
-        yield from _steps(stage, [Move("stays"), Move("aborted early", num_tokens=4), Move("aborted late")])
-        stage.finish("aborted early")
-        yield from _steps(stage, [Move("aborted late"), Move("stays")])
-        stage.finish("aborted late")
-        yield from _steps(stage, [Move("stays")], [Move("stays")])
-
-    _require_fresh(subject, schedule)
+    stage.add("stays", 15)
+    stage.add("aborted early", 15)
+    stage.add("aborted late", 15)
+    yield from _steps(stage, [Move("stays"), Move("aborted early", num_tokens=4), Move("aborted late")])
+    stage.finish("aborted early")
+    yield from _steps(stage, [Move("aborted late"), Move("stays")])
+    stage.finish("aborted late")
+    yield from _steps(stage, [Move("stays")], [Move("stays")])
 
 
 @check("standard")
@@ -181,45 +177,34 @@ def long_texts(subject: Subject) -> None:
     require_same(shown, again, ("long", "again"), stage, ("this history", "a fresh prefill of the same tokens"), fix)
 
 
-@check("standard")
-def reused_ids(subject: Subject) -> None:
+@_as_fresh_prefill(own_state=True, anew=True)
+def reused_ids(stage: Stage) -> Iterator[Shown]:
     """An id may come back for another request, or with the same prompt: nothing of the first one is left."""
-    subject.need_own_state()
-
-    def schedule(stage: Stage) -> Iterator[Shown]:
-        for text, length in (("text 0", 18), ("text 1", 12), ("text 0", 18)):
-            stage.add("same id", stage.script.prompt(text, length))
-            yield from _steps(stage, [Move("same id")], [Move("same id")])
-            stage.finish("same id")
-
-    _require_fresh(subject, schedule, anew=True)
+    for text, length in (("text 0", 18), ("text 1", 12), ("text 0", 18)):
+        stage.add("same id", stage.script.prompt(text, length))
+        yield from _steps(stage, [Move("same id")], [Move("same id")])
+        stage.finish("same id")
 
 
-@check("standard")
-def reused_slots(subject: Subject) -> None:
+@_as_fresh_prefill(own_state=True)
+def reused_slots(stage: Stage) -> Iterator[Shown]:
     """A slot changes hands between two steps, by an end or a preemption: its new owner has nothing of the old one."""
-    subject.need_own_state()
-
-    def schedule(stage: Stage) -> Iterator[Shown]:
-        stage.add("first", 25)
-        yield from _steps(stage, [Move("first")], [Move("first")])
-        stage.preempt("first")
-        stage.add("second", 7, SHORT)
-        while "second" in stage.requests:
-            yield from _steps(stage, [Move("second")])
-        yield from _steps(stage, [Move("first")], [Move("first")])
-        stage.finish("first")
-        stage.add("third", 3)
-        yield from _steps(stage, [Move("third")], [Move("third")])
-
-    _require_fresh(subject, schedule)
+    stage.add("first", 25)
+    yield from _steps(stage, [Move("first")], [Move("first")])
+    stage.preempt("first")
+    stage.add("second", 7, SHORT)
+    while "second" in stage.requests:
+        yield from _steps(stage, [Move("second")])
+    yield from _steps(stage, [Move("first")], [Move("first")])
+    stage.finish("first")
+    stage.add("third", 3)
+    yield from _steps(stage, [Move("third")], [Move("third")])
 
 
-@check("standard")
-def any_schedule(subject: Subject) -> None:
+@_as_fresh_prefill()
+def any_schedule(stage: Stage) -> Iterator[Shown]:
     """Whatever a scheduler does (reorder, condense, skip, preempt, abort, cut prompts), the same holds."""
-    num_names = 1 if subject.needs.state == "shared" else 6
-    _require_fresh(subject, lambda stage: wander(stage, 30, num_names=num_names))
+    yield from wander(stage, 30, num_names=1 if stage.needs.state == "shared" else 6)
 
 
 @check("standard")
