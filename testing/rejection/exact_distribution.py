@@ -113,59 +113,49 @@ class _Proof:
         self.logits = torch.stack([table.expand(len(self.drafts), -1) for table in tables], 1)  # [T, K + 1, V]
 
     def run(self) -> ExactDistribution:
-        if self.problem.block:
-            stop = self._block()
-        else:
-            accept, stop = self._coupled() if self.problem.coupled else self._standard()
-            stop = pad(accept, (1, 0), value=1.0).cumprod(1).unsqueeze(2) * stop
-        prob = self.draft_prob.view(-1, 1, 1) * stop  # [T, K + 1, V]
+        rule = self._block if self.problem.block else self._coupled if self.problem.coupled else self._standard
+        prob = self.draft_prob.view(-1, 1, 1) * rule()  # [T, K + 1, V]
         expected = (prob.sum((0, 2)) * torch.arange(self.problem.num_drafts + 1)).sum()
         return ExactDistribution(
             self._complete(prob), chain_distribution(self.problem.target_distributions), float(expected), self.found
         )
 
-    def _standard(self) -> tuple[Tensor, Tensor]:
-        """P(accept draft i | reached) [T, K] and P(stop at i and emit y | reached) [T, K + 1, V]."""
-        num_tuples, num_drafts = self.drafts.shape
-        tuples, places = _grid(num_tuples, num_drafts)
-        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
-        search = _Search(tuples, accept_uniforms, output_uniforms, accept_uniforms, places)
-        accept = self._bisect(search, lambda verdict: verdict.num_accepted > places).view(num_tuples, num_drafts)
-        accept = torch.where(torch.arange(num_drafts) < self.reported.lengths.unsqueeze(1), accept, 0.0)
-
-        tuples, places = _grid(num_tuples, num_drafts + 1)
-        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
-        has_draft = places < num_drafts
-        accept_uniforms[has_draft, places[has_draft]] = ALMOST_ONE
-        emitted = self._emitted(tuples, accept_uniforms, output_uniforms, places)
-        stop = emitted.view(num_tuples, num_drafts + 1, -1) * (1 - pad(accept, (0, 1))).unsqueeze(2)
-        return accept, stop
+    def _standard(self) -> Tensor:
+        """P(stop at i and emit y) [T, K + 1, V], where the first place whose uniform rejects is the stop."""
+        accept, emitted = self._decided(ALMOST_ZERO, stopping=ALMOST_ONE, back=0)
+        accept = torch.where(torch.arange(accept.shape[1]) < self.reported.lengths.unsqueeze(1), accept, 0.0)
+        return _reached(accept) * (emitted * (1 - pad(accept, (0, 1))).unsqueeze(2))
 
     def _block(self) -> Tensor:
         """P(stop at i and emit y) [T, K + 1, V], where the highest place whose uniform accepts is the stop."""
+        accept, emitted = self._decided(ALMOST_ONE, stopping=ALMOST_ZERO, back=1)
+        none_above = pad((1 - accept).flip(1).cumprod(1).flip(1), (0, 1), value=1.0)  # [T, K + 1]
+        return (pad(accept, (1, 0), value=1.0) * none_above).unsqueeze(2) * emitted
+
+    def _decided(self, others: float, *, stopping: float, back: int) -> tuple[Tensor, Tensor]:
+        """P(a uniform accepts its draft) [T, K], and the distribution of the token of each stop [T, K + 1, V].
+
+        others: the accept uniforms of all other drafts. A place is the stop if the draft so many places back has the
+        accept uniform `stopping`.
+        """
         num_tuples, num_drafts = self.drafts.shape
         tuples, places = _grid(num_tuples, num_drafts)
-        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
-        accept_uniforms.fill_(ALMOST_ONE)
+        accept_uniforms, output_uniforms = self._uniforms(len(tuples), others)
         search = _Search(tuples, accept_uniforms, output_uniforms, accept_uniforms, places)
         accept = self._bisect(search, lambda verdict: verdict.num_accepted > places).view(num_tuples, num_drafts)
 
         tuples, places = _grid(num_tuples, num_drafts + 1)
-        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
-        accept_uniforms.fill_(ALMOST_ONE)
-        has_draft = places > 0
-        accept_uniforms[has_draft, places[has_draft] - 1] = ALMOST_ZERO
-        emitted = self._emitted(tuples, accept_uniforms, output_uniforms, places).view(num_tuples, num_drafts + 1, -1)
-        none_above = pad((1 - accept).flip(1).cumprod(1).flip(1), (0, 1), value=1.0)  # [T, K + 1]
-        return (pad(accept, (1, 0), value=1.0) * none_above).unsqueeze(2) * emitted
+        accept_uniforms, output_uniforms = self._uniforms(len(tuples), others)
+        has_draft = (places >= back) & (places - back < num_drafts)
+        accept_uniforms[has_draft, places[has_draft] - back] = stopping
+        emitted = self._emitted(tuples, accept_uniforms, output_uniforms, places)
+        return accept, emitted.view(num_tuples, num_drafts + 1, -1)
 
-    def _coupled(self) -> tuple[Tensor, Tensor]:
-        """Compute acceptance as `_standard` does, where one uniform both verifies a place's draft and
-        draws its token.
-        """
+    def _coupled(self) -> Tensor:
+        """The same as `_standard`, where one uniform both verifies a place's draft and draws its token."""
         num_tuples, num_drafts = self.drafts.shape
         tuples = torch.arange(num_tuples)
-        accept_uniforms, output_uniforms = self._uniforms(num_tuples)
+        accept_uniforms, output_uniforms = self._uniforms(num_tuples, ALMOST_ZERO)
         accept, stop = [], []
         for i in range(num_drafts + 1):
             emitted = self._emitted(tuples, accept_uniforms, output_uniforms, torch.full_like(tuples, i))  # [T, V]
@@ -178,7 +168,7 @@ class _Proof:
             accept.append((emitted * accepted).sum(1))
             stop.append(torch.where(accepted, 0.0, emitted))
             output_uniforms[:, i] = (middles * accepted).sum(1) / accepted.sum(1).clamp(min=1)
-        return torch.stack(accept[:-1], 1), torch.stack(stop, 1)
+        return _reached(torch.stack(accept[:-1], 1)) * torch.stack(stop, 1)
 
     def _emitted(self, tuples: Tensor, accept_uniforms: Tensor, output_uniforms: Tensor, places: Tensor) -> Tensor:
         """The distribution of the token at a place under its output uniform, float64 [N, V], for N settings that stop
@@ -216,10 +206,10 @@ class _Proof:
         low.copy_(torch.where(below, torch.maximum(low, at), low))
         high.copy_(torch.where(below, high, torch.minimum(high, at)))
 
-    def _uniforms(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Accept uniforms [N, K] that accept whatever can be accepted, output uniforms [N, K + 1] in the middle."""
+    def _uniforms(self, num_rows: int, accept_uniform: float) -> tuple[Tensor, Tensor]:
+        """Accept uniforms [N, K] that are all alike, and output uniforms [N, K + 1] in the middle."""
         num_drafts = self.problem.num_drafts
-        accept = torch.full((num_rows, num_drafts), ALMOST_ZERO, dtype=torch.float64)
+        accept = torch.full((num_rows, num_drafts), accept_uniform, dtype=torch.float64)
         return accept, torch.full((num_rows, num_drafts + 1), 0.5, dtype=torch.float64)
 
     def _run(self, tuples: Tensor, accept_uniforms: Tensor, output_uniforms: Tensor) -> Verdict:
@@ -263,6 +253,11 @@ def chain_distribution(distributions: list[Tensor]) -> Tensor:
     for table in distributions[1:]:
         distribution = distribution.unsqueeze(-1) * table
     return distribution
+
+
+def _reached(accept: Tensor) -> Tensor:
+    """P(place i is reached) [T, K + 1, 1], given P(accept draft i | reached) [T, K]."""
+    return pad(accept, (1, 0), value=1.0).cumprod(1).unsqueeze(2)
 
 
 def _grid(*sizes: int) -> tuple[Tensor, Tensor]:
