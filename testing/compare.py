@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -124,6 +125,12 @@ def _same_distributions(one: tuple[Shown, str], other: tuple[Shown, str], stage:
         elif not torch.allclose(first, second, rtol=0, atol=DISTRIBUTION_TOLERANCE, equal_nan=True):
             return False
     return True
+
+
+def first_difference(ones: Iterable[object], others: Iterable[object]) -> tuple[int, object, object]:
+    """Where two unequal sequences differ first, and what each of them has there: "none" behind its end."""
+    pairs = enumerate(zip_longest(ones, others, fillvalue="none"))
+    return next((at, one, other) for at, (one, other) in pairs if one != other)
 
 
 def with_fix(steps: Iterator[Shown], fix: str) -> Iterator[Shown]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from specdec.sdk.errors import SpecdecError
 from specdec.sdk.saved_state import MANIFEST, Manifest
 
-from ..compare import require_same
+from ..compare import first_difference, require_same
 from ..moves import Move
 from ..report import NotApplicable, Violation, cause_of
 from ..schedules import lockstep
@@ -53,18 +51,13 @@ def _require_equal(subject: Subject, settings: dict[str, Any]) -> None:
         )
     for number, (found, expected) in enumerate(zip(outputs, target.outputs, strict=True)):
         if found != expected:
+            at, one, other = first_difference(found, expected)
             raise Violation(
                 expected="the tokens of plain decoding",
-                found=_difference(found, expected),
+                found=f"output token {at} is {one} instead of {other}",
                 where=f"prompt {number} of {len(outputs)}, LLM({subject.target_model!r}, {settings})",
                 fix="change nothing that belongs to the engine: no weight of the target, no global setting of torch",
             )
-
-
-def _difference(found: Sequence[int], expected: Sequence[int]) -> str:
-    pairs = enumerate(zip_longest(found, expected, fillvalue="none"))
-    at, (one, other) = next(each for each in pairs if each[1][0] != each[1][1])
-    return f"output token {at} is {one} instead of {other}"
 
 
 @check("standard")

@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import zip_longest
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -15,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 from specdec.sdk.errors import SpecdecDeprecationWarning, SpecdecError
 from specdec.sdk.needs import Needs, needs_of
 
-from ..compare import require_same, require_same_steps, with_fix
+from ..compare import first_difference, require_same, require_same_steps, with_fix
 from ..moves import Shown
 from ..report import NotApplicable, Violation
 from ..schedules import lockstep
@@ -94,8 +93,7 @@ def same_calls_on_every_rank(subject: Subject) -> None:
     for one, _ in zip(*map(lockstep, ranks), strict=True):
         first, second = (stage.uses.collectives for stage in ranks)
         if first != second:
-            pairs = enumerate(zip_longest(first, second, fillvalue="none"))
-            at, (here, there) = next(each for each in pairs if each[1][0] != each[1][1])
+            at, here, there = first_difference(first, second)
             raise Violation(
                 expected="the same calls of embed and lm_head from two instances, as from the ranks of one model",
                 found=f"call {at} of the one is {here}, of the other {there}",
