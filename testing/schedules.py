@@ -46,31 +46,31 @@ def another(stage: Stage) -> Iterator[Shown]:
         yield stage.advance([Move("next", num_accepted=0, forced=token)])
 
 
-def wander(stage: Stage, num_steps: int, *, num_names: int = 6) -> Iterator[Shown]:
+def wander(stage: Stage, num_steps: int) -> Iterator[Shown]:
     """Anything that may happen: requests come and go, ids and rows are reused at once, some skip steps.
 
     Prompts arrive in chunks, requests are preempted and computed again, aborted in the middle of a prompt, and end
-    on their own, some of them one step late; the order of a step is arbitrary. With one name only, that request is
-    preempted and nobody ends.
+    on their own, some of them one step late; the order of a step is arbitrary. Where requests share state there is one,
+    which is preempted and does not end.
     """
     dice = random.Random(f"wander:{stage.seed}")
-    several = num_names > 1
+    several = stage.needs.state != "shared"
     for _ in range(num_steps):
-        _come_and_go(stage, dice, num_names, several=several)
+        _come_and_go(stage, dice, several=several)
         moves = _moves(stage, dice)
         shown = stage.step(moves) if moves else None
         if shown is not None:
             yield shown
 
 
-def _come_and_go(stage: Stage, dice: random.Random, num_names: int, *, several: bool) -> None:
+def _come_and_go(stage: Stage, dice: random.Random, *, several: bool) -> None:
     for name in list(stage.requests):
         happens = dice.random()
         if happens < 0.1 and stage.requests[name].row >= 0:
             stage.preempt(name)
         elif happens < 0.15 and several:
             stage.finish(name, late=dice.random() < 0.5)
-    for name in (f"name-{number}" for number in range(num_names)):
+    for name in (f"name-{number}" for number in range(6 if several else 1)):
         if name not in stage.requests and dice.random() < 0.5:
             max_tokens = dice.randint(2, 40) if several else 10_000
             stage.add(name, dice.randint(1, 40), stage.params_for(name).replace(max_tokens=max_tokens))

@@ -204,7 +204,7 @@ def reused_slots(stage: Stage) -> Iterator[Shown]:
 @_as_fresh_prefill()
 def any_schedule(stage: Stage) -> Iterator[Shown]:
     """Whatever a scheduler does (reorder, condense, skip, preempt, abort, cut prompts), the same holds."""
-    yield from wander(stage, 30, num_names=1 if stage.needs.state == "shared" else 6)
+    yield from wander(stage, 30)
 
 
 @check("standard")
