@@ -1,6 +1,6 @@
 """What the n-gram proposer costs as the context grows, and how well its choices draft.
 
-    python benchmarks/ngram_lookup.py --output benchmarks/results/ngram_lookup.json
+    python -m benchmarks.ngram_lookup --output benchmarks/results/ngram_lookup.json
 
 `lookup` compares the index with a rescan of the whole context in numpy. The two alternate step by step, so that the
 rescan empties the caches as a model would; `warm_step_us` is the index alone. `step` is `observe` and `propose` on
@@ -14,24 +14,24 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import re
 import sysconfig
 import time
 import tracemalloc
-from collections.abc import Callable
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 
+from specdec.lab.environment import environment
 from specdec.plugins.ngram import NgramProposer
 from specdec.plugins.ngram.index import NgramIndex
-from specdec.sdk import KeptTokens, ProposerConfig, RequestView, StepView
-from specdec.testing.fakes import FakeHistory
+from specdec.sdk import ProposerConfig, StepView
+from specdec.testing import step_view
 
 MIN_LENGTH, MAX_LENGTH = 2, 5
 NUM_DRAFT_TOKENS = 4
@@ -126,54 +126,21 @@ def measure_lookup(texts: dict[str, list[int]], rounds: int) -> list[dict[str, o
     return rows
 
 
-class NoRandom:
-    def uniform(self, draft_index: int) -> torch.Tensor:
-        raise AssertionError("one-hot drafts draw nothing")
-
-
-def request_of(row: int) -> RequestView:
-    return RequestView(request_id=f"request-{row}", slot=row, generation=0, prompt_token_ids=())
-
-
-def step_view(history: torch.Tensor, length: int) -> StepView:
-    """One decode step of as many requests as the history has rows."""
-    batch = len(history)
-    zeros, empty = torch.zeros(batch, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    return StepView(
-        requests=tuple(request_of(row) for row in range(batch)),
-        width=NUM_DRAFT_TOKENS,
-        slots=torch.arange(batch),
-        generation=zeros,
-        phase=torch.full_like(zeros, 2),
-        committed_length=torch.full_like(zeros, length),
-        newest_token=history[:, length - 1],
-        num_drafted=zeros,
-        num_accepted=zeros,
-        budget=torch.full_like(zeros, NUM_DRAFT_TOKENS),
-        kept=KeptTokens(
-            token_offsets=torch.zeros(batch + 1, dtype=torch.int64),
-            num_kept=zeros,
-            kept_start=zeros,
-            positions=empty,
-            token_ids=empty,
-            next_token_ids=empty,
-        ),
-        random=NoRandom(),
-        history=FakeHistory([row[:length] for row in history.tolist()]),
-    )
+def decode_step(texts: list[list[int]], num_draft_tokens: int) -> StepView:
+    """A step in which nothing of these texts is new."""
+    return step_view(texts, num_draft_tokens, shown_from=[len(text) - 1 for text in texts])
 
 
 def step_round(text: list[int], batch: int, context: int) -> float:
     """Microseconds of one `observe` and `propose` with two committed tokens per request."""
     committed = 2
-    history = torch.tensor(text[: context + committed * NUM_STEPS]).repeat(batch, 1)
+    views = [decode_step([text[: context + committed * i]] * batch, NUM_DRAFT_TOKENS) for i in range(NUM_STEPS + 1)]
     proposer = NgramProposer(ProposerConfig(num_draft_tokens=NUM_DRAFT_TOKENS, options=NgramProposer.Options()))
-    for row in range(batch):
-        proposer.on_start(request_of(row))
-    proposer.observe(step_view(history, context))
-    views = [step_view(history, context + committed * step) for step in range(1, NUM_STEPS + 1)]
+    for request in views[0].requests:
+        proposer.on_start(request)
+    proposer.observe(views[0])
     start = time.perf_counter()
-    for view in views:
+    for view in views[1:]:
         proposer.observe(view)
         proposer.propose(view)
     return (time.perf_counter() - start) / NUM_STEPS * 1e6
@@ -218,19 +185,25 @@ RULES: dict[str, Callable[[int, int], NgramIndex | OneOccurrence]] = {
 }
 
 
-def replay(documents: list[list[int]], rule: str, lengths: tuple[int, int]) -> dict[str, object]:
-    """Decode each document after its first 200 tokens, as if the target produced exactly that text."""
+def agreement(draft: Sequence[int], follows: Sequence[int]) -> int:
+    """How many drafts are right."""
+    pairs = zip(draft, follows, strict=False)
+    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(draft), len(follows)))
+
+
+def replay(documents: list[list[int]], start: Callable[[], Any], num_draft_tokens: int) -> dict[str, float]:
+    """Decode each document after its first 200 tokens, as if the target produced exactly that text.
+
+    start: makes what drafts, which has `extend(token_ids)` and `continuation(num_tokens)`.
+    """
     prompt, steps, drafted, accepted, produced = 200, 0, 0, 0, 0
     for text in documents:
-        index = RULES[rule](*lengths)
-        index.extend(text[:prompt])
-        known = prompt
+        drafter, known = start(), prompt
+        drafter.extend(text[:prompt])
         while known < len(text):
-            draft = index.continuation(NUM_DRAFT_TOKENS)
-            follows = text[known : known + len(draft)]
-            pairs = zip(draft, follows, strict=False)
-            agreed = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(follows))
-            index.extend(text[known : known + agreed + 1])
+            draft = drafter.continuation(num_draft_tokens)
+            agreed = agreement(draft, text[known:])
+            drafter.extend(text[known : known + agreed + 1])
             known += agreed + 1
             steps, drafted, accepted = steps + 1, drafted + len(draft), accepted + agreed
         produced += len(text) - prompt
@@ -247,23 +220,12 @@ def measure_drafting(files: list[list[int]]) -> list[dict[str, object]]:
     loops = [ids[:200] + (ids[200 : 201 + i % 8] * 300)[:300] for i, ids in enumerate(code)]
     texts = {"code": code, "loops of 1 to 8 tokens": loops}
     return [
-        {"text": name, "lengths": list(lengths), "rule": rule, **replay(documents, rule, lengths)}
+        {"text": name, "lengths": list(lengths), "rule": rule}
+        | replay(documents, partial(RULES[rule], *lengths), NUM_DRAFT_TOKENS)
         for name, documents in texts.items()
         for lengths in ((5, 5), (3, 5), (2, 5), (1, 5))
         for rule in RULES
     ]
-
-
-def environment() -> dict[str, object]:
-    cpu_info = Path("/proc/cpuinfo")
-    models = re.findall(r"model name\s*:\s*(.+)", cpu_info.read_text()) if cpu_info.exists() else []
-    return {
-        "python": platform.python_version(),
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        **{package: version(package) for package in ("numpy", "torch", "specdec-sdk")},
-    }
 
 
 def main() -> None:
@@ -276,7 +238,7 @@ def main() -> None:
     code = [token for ids in files for token in ids][: max(CONTEXTS) + 2 * NUM_STEPS]
     loop = (list(range(7)) * len(code))[: len(code)]
     result = {
-        "environment": environment(),
+        "environment": environment(torch.device("cpu")),
         "settings": {
             "prompt_lookup_min": MIN_LENGTH,
             "prompt_lookup_max": MAX_LENGTH,

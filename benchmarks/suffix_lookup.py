@@ -19,7 +19,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -31,11 +31,13 @@ from transformers import AutoTokenizer
 
 import specdec
 from specdec import LLM, SamplingParams
+from specdec.lab.datasets import load_dataset
+from specdec.lab.environment import environment
 from specdec.plugins.ngram import NgramProposer
 from specdec.plugins.suffix import SuffixProposer
-from specdec.sdk import ProposerConfig, RequestView, StepView
+from specdec.sdk import ProposerConfig
 
-from .ngram_lookup import CONTEXTS, environment, library_files, step_view
+from .ngram_lookup import CONTEXTS, agreement, decode_step, library_files, replay
 
 TINY = Path(specdec.__file__).parent / "assets" / "tiny"
 K = 7
@@ -61,45 +63,31 @@ SETTINGS: dict[str, tuple[type, dict[str, float]]] = {
 }
 
 
-def decode_step(history: torch.Tensor, length: int) -> StepView:
-    """One decode step of the requests in `history`, K drafts wanted of each."""
-    step = step_view(history, length)
-    return replace(step, width=K, budget=torch.full_like(step.budget, K))
-
-
 class Lookup:
     """One proposer on one request, through the methods that the engine calls."""
 
-    def __init__(self, setting: str, capacity: int) -> None:
+    def __init__(self, setting: str) -> None:
         cls, options = SETTINGS[setting]
         self.proposer = cls(ProposerConfig(num_draft_tokens=K, options=cls.Options(**options)))
-        self.proposer.on_start(RequestView(request_id="request-0", slot=0, generation=0, prompt_token_ids=()))
-        self.history = torch.zeros(1, capacity, dtype=torch.int64)
-        self.length = 0
+        self.proposer.on_start(decode_step([[0]], K).requests[0])
+        self.text: list[int] = []
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        self.history[0, self.length : self.length + len(token_ids)] = torch.tensor(token_ids)
-        self.length += len(token_ids)
-        self.proposer.observe(decode_step(self.history, self.length))
+        self.text += token_ids
+        self.proposer.observe(decode_step([self.text], K))
 
-    def draft(self) -> list[int]:
-        draft = self.proposer.propose(decode_step(self.history, self.length))
+    def continuation(self, num_tokens: int) -> list[int]:
+        draft = self.proposer.propose(decode_step([self.text], num_tokens))
         return draft.token_ids[0, : int(draft.lengths[0])].tolist()
 
 
-def agreement(draft: Sequence[int], follows: Sequence[int]) -> int:
-    pairs = zip(draft, follows, strict=False)
-    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(draft), len(follows)))
-
-
 def lookup_round(setting: str, text: list[int], context: int) -> dict[str, float]:
-    lookup = Lookup(setting, context + NUM_STEPS)
+    lookup = Lookup(setting)
     gc.collect()
     start = time.perf_counter()
     lookup.extend(text[:context])
     build = time.perf_counter() - start
-    views = [decode_step(lookup.history, context + step) for step in range(1, NUM_STEPS + 1)]
-    lookup.history[0] = torch.tensor(text[: context + NUM_STEPS])
+    views = [decode_step([text[: context + step]], K) for step in range(1, NUM_STEPS + 1)]
     commits, drafts = [], []
     for view in views:
         start = time.perf_counter()
@@ -116,7 +104,7 @@ def lookup_round(setting: str, text: list[int], context: int) -> dict[str, float
 
 
 def bytes_per_token(setting: str, text: list[int], context: int) -> int:
-    lookup = Lookup(setting, context)
+    lookup = Lookup(setting)
     tracemalloc.start()
     lookup.extend(text[:context])
     held, _ = tracemalloc.get_traced_memory()
@@ -139,27 +127,13 @@ def measure_lookup(texts: dict[str, list[int]], rounds: int) -> list[dict[str, o
     ]
 
 
-def replay(setting: str, documents: list[list[int]]) -> dict[str, float]:
-    prompt, steps, drafted, produced = 200, 0, 0, 0
-    for text in documents:
-        lookup = Lookup(setting, len(text))
-        lookup.extend(text[:prompt])
-        while lookup.length < len(text):
-            draft = lookup.draft()
-            accepted = agreement(draft, text[lookup.length :])
-            lookup.extend(text[lookup.length : lookup.length + accepted + 1])
-            steps, drafted = steps + 1, drafted + len(draft)
-        produced += len(text) - prompt
-    return {"tokens_per_step": round(produced / steps, 3), "drafted_per_step": round(drafted / steps, 2)}
-
-
 def prompts_and_continuations() -> dict[str, list[tuple[list[int], list[int]]]]:
     """Each prompt with the K + 1 tokens that the tiny target goes on with."""
     target = FrozenTarget(TINY / "target", torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
     held_out = held_out_prompts(tokenizer, load_corpus().held_out, NUM_HELD_OUT)
     greedy = torch.cat([target.continue_greedily(part, K + 1) for part in held_out.split(64)])
-    shipped = [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in shipped_lines()]
+    shipped = [tokenizer(row.prompt)["input_ids"] for row in load_dataset("packaged", None)]
     return {
         f"{NUM_HELD_OUT} chunks of {PROMPT_LENGTH} held-out tokens": list(
             zip(held_out.tolist(), greedy.tolist(), strict=True)
@@ -170,16 +144,12 @@ def prompts_and_continuations() -> dict[str, list[tuple[list[int], list[int]]]]:
     }
 
 
-def shipped_lines() -> list[str]:
-    return (TINY / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-
-
 def first_drafts(setting: str, cases: list[tuple[list[int], list[int]]]) -> dict[str, float]:
     accepted, drafted = 0, 0
     for prompt, (first, *follows) in cases:
-        lookup = Lookup(setting, len(prompt) + 1)
+        lookup = Lookup(setting)
         lookup.extend([*prompt, first])
-        draft = lookup.draft()
+        draft = lookup.continuation(K)
         accepted, drafted = accepted + agreement(draft, follows), drafted + len(draft)
     return {
         "tokens_per_verify": round(1 + accepted / len(cases), 3),
@@ -189,7 +159,7 @@ def first_drafts(setting: str, cases: list[tuple[list[int], list[int]]]) -> dict
 
 def measure_corpus() -> list[dict[str, object]]:
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    prompts = [json.loads(line)["prompt"] for line in shipped_lines()]
+    prompts = [row.prompt for row in load_dataset("packaged", None)]
     rows: list[dict[str, object]] = []
     for cached in (0, 10_000):
         config = {"method": "suffix", "num_speculative_tokens": K, **option("max_cached_requests", cached)}
@@ -224,10 +194,10 @@ def main() -> None:
     documents = long_enough[:: max(1, len(long_enough) // 40)]
     cases = prompts_and_continuations()
     result = {
-        "environment": environment(),
+        "environment": environment(torch.device("cpu")),
         "settings": {"num_draft_tokens": K, "rounds": arguments.rounds, "steps_per_round": NUM_STEPS},
         "lookup": measure_lookup({"code": code, "loop of 7 tokens": loop}, arguments.rounds),
-        "replay": for_each(list(SETTINGS), lambda setting: replay(setting, documents)),
+        "replay": for_each(list(SETTINGS), lambda setting: replay(documents, partial(Lookup, setting), K)),
         "first_draft": {
             name: for_each(list(SETTINGS), lambda setting, part=part: first_drafts(setting, part))
             for name, part in cases.items()
