@@ -150,14 +150,14 @@ def main() -> None:
     import torch
     import vllm
 
+    from specdec.lab.datasets import load_dataset
+
+    from .peers.with_vllm import link_for_vllm
+
     clock = Clock()
-    prompts = [
-        json.loads(line)["prompt"] for line in (packaged("tiny").parent / "prompts.jsonl").read_text().splitlines()
-    ]
+    prompts = [row.prompt for row in load_dataset("packaged", None)]
     with tempfile.TemporaryDirectory() as folder:
-        for file in packaged("tiny").iterdir():
-            if file.name != "mtp.safetensors":  # vLLM takes every safetensors file for weights of the target
-                (Path(folder) / file.name).symlink_to(file)
+        link_for_vllm(packaged("tiny"), Path(folder))
         llm = vllm.LLM(
             folder,
             dtype="float32",

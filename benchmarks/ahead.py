@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
+from specdec.lab.datasets import load_dataset
 from specdec.lab.environment import environment
 from specdec.sdk.packaged import packaged
 
@@ -125,8 +126,8 @@ def parts(speed: float, tokens: int, spent: Mapping[str, float]) -> dict[str, fl
 
 def compare(target: str, k: int, batches: list[int], num_rounds: int, num_tokens: int) -> list[dict[str, Any]]:
     """A row for each contender and batch size."""
-    lines = (packaged("tiny").parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines[:: max(1, len(lines) // 8)]][:8]
+    shipped = load_dataset("packaged", None)
+    prompts = [row.prompt for row in shipped[:: max(1, len(shipped) // 8)]][:8]
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     shared: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8}
     llms = {

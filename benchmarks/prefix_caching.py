@@ -15,12 +15,14 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
 
 from specdec import LLM, SamplingParams
+
+from .peers.report import spread
 
 NUM_REQUESTS, OWN, REPLY = 8, 10, 16
 PARAMS = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, detokenize=False)
@@ -91,11 +93,6 @@ def compare(model: str, drafter: str, length: int, num_rounds: int) -> dict[str,
     return {"drafter": drafter, "same_text": equal, "parts": parts}
 
 
-def shown(values: Sequence[float]) -> str:
-    """The median, and the whole range."""
-    return f"{median(values):8.1f} ({min(values):.1f}-{max(values):.1f})"
-
-
 def main() -> None:
     """Measure, print, and save where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,7 +106,7 @@ def main() -> None:
     for result in results:
         print(f"{result['drafter']}: {'the same text' if result['same_text'] else 'ANOTHER TEXT'}")
         for part, values in result["parts"].items():
-            columns = (shown(values[key]) for key in ("without_ms", "shared_ms", "ratio"))
+            columns = (spread(values[key], ".1f") for key in ("without_ms", "shared_ms", "ratio"))
             print(f"  {part:12} ms without, with, ratio: {'  '.join(columns)}")
     if args.save:
         facts = {"model": args.model, "prefix": args.prefix, "threads": torch.get_num_threads()}

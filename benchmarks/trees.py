@@ -31,6 +31,7 @@ from transformers import AutoTokenizer
 from specdec import LLM, SamplingParams
 from specdec.core.engine.assembly import parts_of
 from specdec.core.rejection import DraftRows, SamplingRows, Verdict, verify, verify_block
+from specdec.lab.datasets import load_dataset
 from specdec.lab.environment import environment
 from specdec.testing.rejection.reference import Params, draft_distribution, target_distribution
 from specdec.testing.rejection.tree_reference import Nodes, left_of, part
@@ -208,8 +209,7 @@ def of_texts(setting: Setting, prompts: Tensor, length: int) -> float:
 
 def speeds(settings: Sequence[Setting], batch: int, turns: int, length: int) -> dict[str, float]:
     """Tokens per second of CPU time, as multiples of plain decoding: the median of the turns."""
-    texts = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()]
-    texts = (texts * 2)[: max(batch, 8)]
+    texts = ([row.prompt for row in load_dataset("packaged", None)] * 2)[: max(batch, 8)]
     shared = {"max_num_seqs": batch, "num_threads": 1, "max_model_len": 512, "enable_prefix_caching": False}
     plain, *llms = (LLM("tiny", speculative_config=each, **shared) for each in (None, *(s.config for s in settings)))
     ratios: dict[str, list[float]] = {each.name: [] for each in settings}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from specdec.core.model.model_support import locate_model
+from specdec.lab.datasets import load_dataset, of_category
 
 from .contender import Target
 from .successors import CIRCLE, successor
@@ -67,9 +67,8 @@ def prompts_of(target: Target, category: str, count: int) -> list[list[int]]:
     """Token ids: shipped prompts of a category, in turn if there are too few; random tokens for random weights."""
     if target.name == "tiny":
         tokenizer = AutoTokenizer.from_pretrained(target.path)
-        lines = (Path(target.path).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-        texts = [row["prompt"] for row in map(json.loads, lines) if row["category"] == category]
-        ids = [tokenizer(text)["input_ids"] for text in texts]
+        rows = of_category(load_dataset("packaged", None), category)
+        ids = [tokenizer(row.prompt)["input_ids"] for row in rows]
         return [ids[index % len(ids)] for index in range(count)]
     generator = torch.Generator().manual_seed(1)
     return torch.randint(CIRCLE, VOCABULARY, (count, 64), generator=generator).tolist()

@@ -68,6 +68,13 @@ def _speculative(method: str, task: Task) -> dict[str, Any] | None:
     return {"method": method, "model": task.target.drafters[method]} | k
 
 
+def link_for_vllm(checkpoint: Path, folder: Path) -> None:
+    """All files of a checkpoint but the module's beside it: vLLM takes every safetensors file for the target's."""
+    for file in checkpoint.iterdir():
+        if file.name != "mtp.safetensors":
+            (folder / file.name).symlink_to(file.resolve())
+
+
 def build(contender: Contender, task: Task) -> Generate:
     """Start the engine."""
     settings = configuration(contender, task)
@@ -76,9 +83,7 @@ def build(contender: Contender, task: Task) -> Generate:
     import vllm
 
     with tempfile.TemporaryDirectory() as folder:
-        for file in Path(task.target.path).iterdir():
-            if file.name != "mtp.safetensors":  # vLLM takes every safetensors file for weights of the target
-                (Path(folder) / file.name).symlink_to(file.resolve())
+        link_for_vllm(Path(task.target.path), Path(folder))
         llm = vllm.LLM(**settings | {"model": folder})
     params = vllm.SamplingParams(temperature=0, max_tokens=task.output_len, ignore_eos=True, detokenize=False)
 
