@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from .drafters.distil import distil, shared_settings
+from .drafters.distil import distil
 from .drafters.run import arguments_for
+from .train_tiny_target import shared_settings
 
 
 def draft_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:

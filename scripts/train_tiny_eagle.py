@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .drafters import eagle
-from .drafters.row_training import row_drafter_job
-from .drafters.run import arguments_for, drafter_recipe, open_workshop, run, write_checkpoint
+from .drafters.row_training import train_rows
+from .drafters.run import arguments_for, open_workshop, write_checkpoint
 
 NUM_UNROLLED_STEPS = 3
 
@@ -19,9 +19,7 @@ def main() -> None:
         config = eagle.config(len(tokenizer), tokenizer.eos_token_id)
         write_checkpoint(arguments.out / "eagle", head.state_dict(), config)
 
-    options = {"num_steps": NUM_UNROLLED_STEPS, "compiled": arguments.compile}
-    job = row_drafter_job("eagle", head, workshop, export, **options)
-    run(job, workshop, drafter_recipe(arguments), arguments)
+    train_rows("eagle", head, workshop, export, arguments, num_steps=NUM_UNROLLED_STEPS)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .drafters import eagle3
-from .drafters.row_training import row_drafter_job
-from .drafters.run import arguments_for, commonest_tokens, drafter_recipe, open_workshop, run, write_checkpoint
+from .drafters.row_training import train_rows
+from .drafters.run import arguments_for, commonest_tokens, open_workshop, write_checkpoint
 
 NUM_UNROLLED_STEPS = 5
 
@@ -19,9 +19,7 @@ def main() -> None:
     def export() -> None:
         write_checkpoint(arguments.out / "eagle3", head.state_dict(), eagle3.config(vocab_size))
 
-    options = {"num_steps": NUM_UNROLLED_STEPS, "vocabulary": chosen, "compiled": arguments.compile}
-    job = row_drafter_job("eagle3", head, workshop, export, **options)
-    run(job, workshop, drafter_recipe(arguments), arguments)
+    train_rows("eagle3", head, workshop, export, arguments, num_steps=NUM_UNROLLED_STEPS, vocabulary=chosen)
 
 
 if __name__ == "__main__":

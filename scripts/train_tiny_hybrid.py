@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from .drafters.distil import distil, shared_settings
+from .drafters.distil import distil
 from .drafters.run import arguments_for
+from .train_tiny_target import shared_settings
 
 
 def hybrid(tokenizer: PreTrainedTokenizerBase) -> Qwen3_5ForCausalLM:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from .drafters import mtp
 from .drafters.gated import HYBRID, GatedLayer, ZeroCentredNorm
-from .drafters.row_training import row_drafter_job
-from .drafters.run import arguments_for, drafter_recipe, open_workshop, run, update_json, write_tensors
-from .train_tiny_mtp import NUM_UNROLLED_STEPS
+from .drafters.run import arguments_for, open_workshop
+from .train_tiny_mtp import train_module
 
 
 def main() -> None:
@@ -15,15 +14,7 @@ def main() -> None:
     workshop = open_workshop(folder, arguments.seed)
     target = workshop.target
     module = mtp.Mtp(target.embedding, target.unembedding, HYBRID, GatedLayer, ZeroCentredNorm)
-
-    def export() -> None:
-        tensors = {mtp.PREFIX + name: tensor for name, tensor in module.state_dict().items()}
-        write_tensors(folder / mtp.FILE_NAME, tensors)
-        update_json(folder / "config.json", mtp.CONFIG_KEY, len(module.layers))
-
-    options = {"num_steps": NUM_UNROLLED_STEPS, "compiled": arguments.compile}
-    job = row_drafter_job("hybrid_mtp", module, workshop, export, **options)
-    run(job, workshop, drafter_recipe(arguments), arguments)
+    train_module("hybrid_mtp", module, workshop, folder, arguments)
 
 
 if __name__ == "__main__":

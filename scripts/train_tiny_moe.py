@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from .drafters.distil import distil, shared_settings
+from .drafters.distil import distil
 from .drafters.run import arguments_for
+from .train_tiny_target import shared_settings
 
 
 def mixture(tokenizer: PreTrainedTokenizerBase) -> Qwen3MoeForCausalLM:

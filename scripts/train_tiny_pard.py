@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from .batching import Batch
-from .drafters.distil import TOKENIZER_FILES
+from .drafters.distil import copy_tokenizer
 from .drafters.first_round import FirstRounds
 from .drafters.lookahead import label_weights, weighted_cross_entropy
 from .drafters.pard import NUM_DRAFTS, draft_in_parallel, drop_deeper, logits_with_blocks
@@ -43,8 +43,7 @@ def main() -> None:
 
     def export_all() -> None:
         export(model, tokenizer, arguments.out / "pard")
-        for name in TOKENIZER_FILES:
-            (arguments.out / "pard" / name).write_bytes((arguments.out / "target" / name).read_bytes())
+        copy_tokenizer(arguments.out / "target", arguments.out / "pard")
 
     # a trained model: the rates that it began with would undo what it knows
     recipe = replace(drafter_recipe(arguments), muon_lr=0.005, adamw_lr=1e-3)

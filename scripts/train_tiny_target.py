@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -21,29 +20,37 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from .batching import Batch, TokenStream, encode_documents
 from .corpus import Corpus, load_corpus
+from .drafters.first_round import MAX_TOKENS_PER_DOCUMENT
+from .drafters.run import arguments_for
 from .train_tokenizer import MAX_LENGTH, train_tokenizer
 from .training import Effort, Recipe, mean_loss, train
 
-VALIDATION_TOKENS_PER_DOCUMENT = 5 * 1024  # so that no long file decides the figure
 SAMPLE_PROMPT = 'def parse_header(line):\n    """Split a header line into its name and its value."""\n'
+
+
+def shared_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What every model of the tiny family has in common."""
+    return {
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": True,
+        "max_position_embeddings": MAX_LENGTH,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "use_cache": True,
+    }
 
 
 def target_config(tokenizer: PreTrainedTokenizerBase) -> Qwen3Config:
     return Qwen3Config(
-        vocab_size=len(tokenizer),
         hidden_size=256,
         num_hidden_layers=8,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
         intermediate_size=640,
-        tie_word_embeddings=True,
-        max_position_embeddings=MAX_LENGTH,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        use_cache=True,
+        **shared_settings(tokenizer),
     )
 
 
@@ -117,7 +124,7 @@ def run(recipe: Recipe, out: Path, *, compiled: bool, export_every: int) -> None
     corpus = load_corpus()
     tokenizer = train_tokenizer(corpus)
     stream = encode_documents(tokenizer, corpus.train)
-    validation = encode_documents(tokenizer, corpus.held_out, VALIDATION_TOKENS_PER_DOCUMENT)
+    validation = encode_documents(tokenizer, corpus.held_out, MAX_TOKENS_PER_DOCUMENT)
     model = Qwen3ForCausalLM(target_config(tokenizer))
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     print(f"{model.num_parameters():,} parameters, {stream.ids.numel():,} tokens, {recipe}", flush=True)
@@ -138,13 +145,7 @@ def run(recipe: Recipe, out: Path, *, compiled: bool, export_every: int) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("assets/tiny"))
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--export-every", type=int, default=200, help="steps between exports")
-    parser.add_argument("--compile", action="store_true", help="a minute at the start, faster steps")
-    arguments = parser.parse_args()
+    arguments = arguments_for(__doc__, steps=1500)
     recipe = Recipe(steps=arguments.steps, seed=arguments.seed)
     run(recipe, arguments.out, compiled=arguments.compile, export_every=arguments.export_every)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .layers import Dims, Qwen3Layer, RMSNorm, per_query_head
+from .speculators import layer_config, proposal
 from .target import Observation
 
 DIMS = Dims()
@@ -109,35 +110,14 @@ def config(vocab_size: int, mask_token_id: int) -> dict[str, Any]:
         "sample_from_anchor": False,
         "sliding_window_non_causal": True,
         "tie_word_embeddings": False,
-        "speculators_config": {
-            "algorithm": "dflash",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": BLOCK_SIZE - 1,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {"name_or_path": "../target", "architectures": ["Qwen3ForCausalLM"]},
-        },
-        "transformer_layer_config": {
-            "model_type": "qwen3",
-            "vocab_size": vocab_size,
-            "hidden_size": DIMS.hidden,
-            "intermediate_size": DIMS.ffn,
-            "num_hidden_layers": NUM_LAYERS,
-            "num_attention_heads": DIMS.heads,
-            "num_key_value_heads": DIMS.kv_heads,
-            "head_dim": DIMS.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": DIMS.eps,
-            "max_position_embeddings": 4096,
-            "attention_bias": False,
-            "layer_types": ["full_attention"] * NUM_LAYERS,
-            "sliding_window": None,
-            "use_sliding_window": False,
-            "rope_parameters": {"rope_type": "default", "rope_theta": DIMS.rope_theta},
-        },
+        "speculators_config": proposal("dflash", BLOCK_SIZE - 1),
+        "transformer_layer_config": layer_config(
+            "qwen3",
+            DIMS,
+            NUM_LAYERS,
+            vocab_size,
+            layer_types=["full_attention"] * NUM_LAYERS,
+            sliding_window=None,
+            use_sliding_window=False,
+        ),
     }

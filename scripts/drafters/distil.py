@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,28 +12,18 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ..batching import Batch
 from ..train_tiny_target import export
-from ..train_tokenizer import MAX_LENGTH
 from .first_round import FirstRounds
 from .run import NUM_DRAFTS, Job, drafter_recipe, open_workshop, run
 from .target import FrozenTarget, continue_greedily
 from .unroll import soft_cross_entropy
 
 BALANCE_WEIGHT = 1e-2
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def shared_settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What every model of the tiny family has in common."""
-    return {
-        "vocab_size": len(tokenizer),
-        "tie_word_embeddings": True,
-        "max_position_embeddings": MAX_LENGTH,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "use_cache": True,
-    }
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Byte for byte: a tokenizer that was loaded saves how it was loaded."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((source / name).read_bytes())
 
 
 def start_from(teacher: FrozenTarget, student: PreTrainedModel) -> None:
@@ -85,8 +74,6 @@ def distil(
 
     def export_all() -> None:
         export(student, tokenizer, arguments.out / name)
-        for file_name in TOKENIZER_FILES:  # byte for byte: a tokenizer that was loaded saves how it was loaded
-            source: Path = arguments.out / teacher_name / file_name
-            (arguments.out / name / file_name).write_bytes(source.read_bytes())
+        copy_tokenizer(arguments.out / teacher_name, arguments.out / name)
 
     run(Job(name, student, loss_of, draft, export_all), workshop, drafter_recipe(arguments), arguments)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import dflash
 from .layers import Dims
+from .speculators import proposal
 
 DIMS = Dims(ffn=256)
 NUM_LAYERS = 1
@@ -66,7 +67,6 @@ class DSpark(dflash.DFlash):
 
 def config(vocab_size: int, mask_token_id: int) -> dict[str, Any]:
     stated = dflash.config(vocab_size, mask_token_id)
-    proposal = stated["speculators_config"]["proposal_methods"][0] | {"speculative_tokens": BLOCK_SIZE}
     layers = {"intermediate_size": DIMS.ffn, "num_hidden_layers": NUM_LAYERS, "layer_types": ["full_attention"]}
     return stated | {
         "architectures": ["DSparkDraftModel"],
@@ -77,6 +77,6 @@ def config(vocab_size: int, mask_token_id: int) -> dict[str, Any]:
         "markov_head_type": "vanilla",
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
-        "speculators_config": stated["speculators_config"] | {"algorithm": "dspark", "proposal_methods": [proposal]},
+        "speculators_config": proposal("dspark", BLOCK_SIZE),
         "transformer_layer_config": stated["transformer_layer_config"] | layers,
     }

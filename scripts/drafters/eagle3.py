@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .layers import Attention, Dims, GatedMLP, Memory, RMSNorm
+from .speculators import layer_config, proposal
 from .target import Observation
 
 DIMS = Dims(ffn=768)
@@ -76,33 +77,6 @@ def config(vocab_size: int) -> dict[str, Any]:
         "embed_requires_grad": False,
         "eagle_aux_hidden_state_layer_ids": list(BOUNDARIES),
         "tie_word_embeddings": False,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": 5,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {"name_or_path": "../target", "architectures": ["Qwen3ForCausalLM"]},
-        },
-        "transformer_layer_config": {
-            "model_type": "llama",
-            "vocab_size": vocab_size,
-            "hidden_size": DIMS.hidden,
-            "intermediate_size": DIMS.ffn,
-            "num_hidden_layers": 1,
-            "num_attention_heads": DIMS.heads,
-            "num_key_value_heads": DIMS.kv_heads,
-            "head_dim": DIMS.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": DIMS.eps,
-            "max_position_embeddings": 4096,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "rope_parameters": {"rope_type": "default", "rope_theta": DIMS.rope_theta},
-        },
+        "speculators_config": proposal("eagle3", 5),
+        "transformer_layer_config": layer_config("llama", DIMS, 1, vocab_size, mlp_bias=False),
     }

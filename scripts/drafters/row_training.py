@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -9,25 +10,25 @@ from torch import Tensor, nn
 
 from ..batching import Batch
 from .first_round import FirstRounds
-from .run import NUM_DRAFTS, Job, Workshop, whole_windows
+from .run import NUM_DRAFTS, Job, Workshop, drafter_recipe, run, whole_windows
 from .unroll import draft_token_by_token, unrolled_loss
 
 STEP_DECAY = 0.8  # of the loss, from one draft step to the next
 
 
-def row_drafter_job(
+def train_rows(
     name: str,
     head: nn.Module,
     workshop: Workshop,
     export: Callable[[], None],
+    arguments: argparse.Namespace,
     *,
     num_steps: int,
     vocabulary: Tensor | slice = slice(None),
-    compiled: bool,
-) -> Job:
+) -> None:
     """`head`: a RowDrafter; `vocabulary`: the target ids it has logits for; `num_steps`: draft steps trained."""
     target = workshop.target
-    head_loss = torch.compile(unrolled_loss, dynamic=False) if compiled else unrolled_loss
+    head_loss = torch.compile(unrolled_loss, dynamic=False) if arguments.compile else unrolled_loss
 
     def loss_of(batch: Batch) -> Tensor:
         windows = whole_windows(batch)
@@ -39,4 +40,4 @@ def row_drafter_job(
     def draft(rounds: FirstRounds) -> Tensor:
         return draft_token_by_token(head, head.features(rounds.observation), rounds.next_tokens, NUM_DRAFTS)
 
-    return Job(name, head, loss_of, draft, export)
+    run(Job(name, head, loss_of, draft, export), workshop, drafter_recipe(arguments), arguments)
