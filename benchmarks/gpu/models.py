@@ -1,7 +1,6 @@
 """Checkpoints made here: nothing is downloaded.
 
-Weights are random, but a target's head is its embedding table turned by one token and its layers add little, so that
-each token is followed by its successor however a batch is rounded.
+Weights are random, but each token is followed by its successor, however a batch is rounded: see `put_in_circles`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..peers.successors import CIRCLE, put_in_circles
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,9 @@ def make_model(shape: Shape, dtype: torch.dtype, device: torch.device) -> LlamaF
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = LlamaForCausalLM(config_of(shape, dtype)).eval()
+            model = put_in_circles(LlamaForCausalLM(config_of(shape, dtype)).eval())
     finally:
         torch.set_default_dtype(previous)
-    with torch.no_grad():
-        model.lm_head.weight.copy_(model.model.embed_tokens.weight.roll(1, dims=0))
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(0.01)
-            layer.mlp.down_proj.weight.mul_(0.01)
     model.generation_config.eos_token_id = None  # no contender ends early, and none checks for it
     model.generation_config.pad_token_id = 0
     return model
@@ -106,7 +102,7 @@ def eagle3_checkpoint(folder: Path, shape: Shape, dtype: torch.dtype, device: to
 
 def named(what: str, shape: Shape, dtype: torch.dtype) -> str:
     """Of a folder: another shape has another."""
-    return f"{what}-{hashlib.sha256(f'{shape} {POSITIONS} {dtype}'.encode()).hexdigest()[:8]}"
+    return f"{what}-{hashlib.sha256(f'{shape} {POSITIONS} {dtype} {CIRCLE}'.encode()).hexdigest()[:8]}"
 
 
 def _made(folder: Path, save: Callable[[Path], None]) -> Path:

@@ -9,7 +9,6 @@ run as it comes: a dynamic cache, sdpa, no compilation.
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -17,40 +16,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import Field
 from transformers import LlamaForCausalLM
 
 from specdec import LLM
 from specdec.core.host import parts_of
-from specdec.sdk import Draft, Needs, ProposerConfig, StepView, StrictModel
 
+from ..peers.successors import Spoiled
 from . import figures
 from .run import Run, weight_bytes
 
 ROUNDS = 3
 NUM_DRAFT_TOKENS = 5
 ACCEPTANCE = 0.8
-
-
-class Successors:
-    """Drafts what the benchmark's models generate, each token spoiled with probability 1 - `acceptance`."""
-
-    class Options(StrictModel):
-        acceptance: float = Field(ge=0, le=1)
-
-    needs = Needs()
-
-    def __init__(self, config: ProposerConfig) -> None:
-        self._acceptance = config.options.acceptance
-        self._random = random.Random(0)
-
-    def propose(self, step: StepView) -> Draft:
-        """The tokens after each row's newest, as many as its budget."""
-        drafts = [
-            [newest + i + (1 if self._random.random() < self._acceptance else 2) for i in range(budget)]
-            for newest, budget in zip(step.newest_token.tolist(), step.budget.tolist(), strict=True)
-        ]
-        return Draft.from_lists(drafts, step.width)
+SUCCESSORS = "benchmarks.peers.successors:Successors"
 
 
 def of_1b(run: Run) -> None:
@@ -71,9 +49,8 @@ def _speed(run: Run, name: str, rounds: int) -> tuple[float, float | None]:
     floor = run.bandwidth() / weight_bytes(run.checkpoint(name))
     run.figures.put(f"{name}, batch 1: floor of the weights, tokens/s", floor)
     options = {"proposer_config": {"acceptance": ACCEPTANCE}, "num_speculative_tokens": NUM_DRAFT_TOKENS}
-    method = f"{Successors.__module__}:{Successors.__name__}"
     found: dict[tuple[str, int], float] = {}
-    for contender, speculation in (("plain", None), ("speculative", {"method": method, **options})):
+    for contender, speculation in (("plain", None), ("speculative", {"method": SUCCESSORS, **options})):
         with run.engine(name, speculative_config=speculation) as llm:
             for batch in run.shape(name).batch_sizes:
                 found[contender, batch] = _put(
@@ -114,8 +91,8 @@ def _put(run: Run, name: str, contender: str, batch: int, work: Callable[[], Any
 def _generate(run: Run, name: str, llm: LLM, batch: int) -> None:
     prompts, length = run.prompts(name, batch), run.shape(name).output_len
     for prompt, output in zip(prompts, llm.generate(prompts, run.params(name)), strict=True):
-        first = prompt["prompt_token_ids"][-1] + 1
-        assert list(output.outputs[0].token_ids) == list(range(first, first + length)), "a token has a wrong successor"
+        expected = Spoiled(acceptance=1).after(prompt["prompt_token_ids"][-1], length)
+        assert list(output.outputs[0].token_ids) == expected, "a token has a wrong successor"
 
 
 def _generate_there(model: LlamaForCausalLM, ids: torch.Tensor, length: int) -> None:

@@ -1,7 +1,7 @@
 """Drafting at a known acceptance, in three engines, for a model whose greedy continuation is known: it goes in circles.
 
-In the model of `targets.circling_llama` the tokens form circles of 16, and the token after t is the next one of its
-circle. A draft follows the circle, and each of its tokens is wrong with a stated probability. Drafting costs nothing.
+Its tokens form circles of 16, and the token after t is the next one of its circle. A draft follows the circle, and each
+of its tokens is wrong with a stated probability. Drafting costs nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,22 @@ CIRCLE = 16
 def successor(token: int) -> int:
     """The next token of the circle."""
     return token - token % CIRCLE + (token + 1) % CIRCLE
+
+
+@torch.no_grad()
+def put_in_circles(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Have a model with random weights say, after every token, the next one of its circle.
+
+    The head is the embedding table, turned by one token in each circle, and the layers add little to what they are
+    given. So the text is the same however sums are rounded, and every engine generates the same one.
+    """
+    table = model.model.embed_tokens.weight
+    following = torch.tensor([successor(token) for token in range(len(table))], device=table.device)
+    model.lm_head.weight[following] = table
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(0.01)
+        layer.mlp.down_proj.weight.mul_(0.01)
+    return model
 
 
 class Spoiled:

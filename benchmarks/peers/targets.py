@@ -11,7 +11,7 @@ from specdec.core.model.model_support import locate_model
 from specdec.lab.datasets import load_dataset, of_category
 
 from .contender import Target
-from .successors import CIRCLE, successor
+from .successors import CIRCLE, put_in_circles
 
 VOCABULARY = 32000
 CATEGORIES = ("code", "prose", "repetition")
@@ -35,11 +35,7 @@ def random_llama(directory: Path) -> Target:
 
 
 def circling_llama(num_layers: int) -> LlamaForCausalLM:
-    """Random weights with a head that finds, for every token, the next one of its circle.
-
-    The head is the embedding table, turned by one token in each circle, and the layers add little to what they are
-    given. So the text is the same however sums are rounded, and every engine generates the same one.
-    """
+    """Random weights, put in circles."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=768,
@@ -53,14 +49,7 @@ def circling_llama(num_layers: int) -> LlamaForCausalLM:
         eos_token_id=2,
     )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
-    following = torch.tensor([successor(token) for token in range(VOCABULARY)])
-    with torch.no_grad():
-        model.lm_head.weight[following] = model.model.embed_tokens.weight
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(0.01)
-            layer.mlp.down_proj.weight.mul_(0.01)
-    return model
+    return put_in_circles(LlamaForCausalLM(config).eval())
 
 
 def prompts_of(target: Target, category: str, count: int) -> list[list[int]]:
