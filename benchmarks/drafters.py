@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from transformers import AutoTokenizer
 from specdec import LLM, SamplingParams
 from specdec.lab.environment import environment
 from specdec.sdk.packaged import packaged
+
+from .peers.report import Sheet
 
 RESULT = Path(__file__).parent / "results" / "drafters.json"
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,7 +82,7 @@ def main() -> None:
         "drafters": rows,
     }
     args.save.write_text(json.dumps(result, indent=1) + "\n")
-    print("\n".join(table(rows)))
+    print(sheet(rows).markdown())
 
 
 def first_draft(model: str, config: dict[str, Any], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -119,17 +121,16 @@ def bench(model: str, config: dict[str, Any], file: Path, output_len: int, repea
     return {key: plain[key] for key in kept} | {"propose_ms": 1000 * seconds / calls if calls else None}
 
 
-def table(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """The result as a Markdown table."""
-    yield "| drafter | first draft: tokens per verification | accepted at position 1, 2, 3, ... | acceptance length, whole run | speed-up | draft ms per step |"  # noqa: E501
-    yield "|---|---|---|---|---|---|"
+def sheet(rows: dict[str, dict[str, Any]]) -> Sheet:
+    """A row for each drafter."""
+    cells = []
     for name, row in rows.items():
         first = row["first_draft"]
         positions = " ".join(f"{share:.2f}".lstrip("0") for share in first["acceptance_per_position"])
-        yield (
-            f"| {name} | {first['tokens_per_verification']:.2f} | {positions} | {row['mean_acceptance_length']:.2f} "
-            f"| {row['speedup']:.2f} | {row['propose_ms']:.2f} |"
-        )
+        figures = (row[key] for key in ("mean_acceptance_length", "speedup", "propose_ms"))
+        cells.append([name, f"{first['tokens_per_verification']:.2f}", positions, *(f"{each:.2f}" for each in figures)])
+    head = ["drafter", "first draft: tokens per verification", "accepted at position 1, 2, 3, ..."]
+    return Sheet("Drafters", [*head, "acceptance length, whole run", "speed-up", "draft ms per step"], cells)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.host import parts_of
 from specdec.core.registry import PluginSettings
+from specdec.lab.progress import NoProgress
 from specdec.lab.recording import Recording
 from specdec.lab.recording.cost import measure_cost
 from specdec.lab.recording.recorder import record
@@ -51,19 +52,6 @@ SIZES_OF_70B = {
     "dtype": "bfloat16",
     "checkpoint_dir": None,
 }
-
-
-class Quiet:
-    """Nobody is told."""
-
-    def stage(self, name, num_requests=0):
-        """Ignored."""
-
-    def finished(self, request):
-        """Ignored."""
-
-    def written(self, num_bytes):
-        """Ignored."""
 
 
 def live_seconds(recording, asked):
@@ -110,7 +98,7 @@ def main():
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         settings = RecordSettings(engine=SETTINGS, num_prompts=6, output_len=96, hidden_states=(2, 4, 5, "final"))
-        record(settings, PluginSettings(), Path(folder) / "x", Quiet())
+        record(settings, PluginSettings(), Path(folder) / "x", NoProgress())
         recording = Recording.open(Path(folder) / "x")
         large = enlarged(recording, Path(folder) / "large")
         rows, against_large = {name: [] for name in PROPOSERS}, {name: [] for name in TOKEN_READERS}

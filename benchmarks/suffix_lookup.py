@@ -29,17 +29,16 @@ from scripts.drafters.first_round import PROMPT_LENGTH, held_out_prompts
 from scripts.drafters.target import FrozenTarget
 from transformers import AutoTokenizer
 
-import specdec
 from specdec import LLM, SamplingParams
 from specdec.lab.datasets import load_dataset
 from specdec.lab.environment import environment
 from specdec.plugins.ngram import NgramProposer
 from specdec.plugins.suffix import SuffixProposer
 from specdec.sdk import ProposerConfig
+from specdec.sdk.packaged import packaged
 
 from .ngram_lookup import CONTEXTS, agreement, decode_step, library_files, replay
 
-TINY = Path(specdec.__file__).parent / "assets" / "tiny"
 K = 7
 NUM_STEPS = 200
 NUM_HELD_OUT = 512
@@ -129,8 +128,8 @@ def measure_lookup(texts: dict[str, list[int]], rounds: int) -> list[dict[str, o
 
 def prompts_and_continuations() -> dict[str, list[tuple[list[int], list[int]]]]:
     """Each prompt with the K + 1 tokens that the tiny target goes on with."""
-    target = FrozenTarget(TINY / "target", torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
+    target = FrozenTarget(packaged("tiny"), torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(packaged("tiny"))
     held_out = held_out_prompts(tokenizer, load_corpus().held_out, NUM_HELD_OUT)
     greedy = torch.cat([target.continue_greedily(part, K + 1) for part in held_out.split(64)])
     shipped = [tokenizer(row.prompt)["input_ids"] for row in load_dataset("packaged", None)]

@@ -33,10 +33,10 @@ from specdec.core.engine.assembly import parts_of
 from specdec.core.rejection import DraftRows, SamplingRows, Verdict, verify, verify_block
 from specdec.lab.datasets import load_dataset
 from specdec.lab.environment import environment
+from specdec.sdk.packaged import packaged
 from specdec.testing.rejection.reference import Params, draft_distribution, target_distribution
 from specdec.testing.rejection.tree_reference import Nodes, left_of, part
 
-TINY = Path(__file__).parents[1] / "assets" / "tiny"
 BATCH = 16
 SPARSE = 256  # the default of sparse_top_m
 
@@ -248,7 +248,7 @@ class Results:
 
 def prompts_of(args: argparse.Namespace) -> Tensor:
     """[n, 128], held out of the training of target and drafters."""
-    tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(packaged("tiny"), local_files_only=True)
     return held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)[args.skip :]
 
 
