@@ -12,6 +12,12 @@ from pathlib import Path
 SCRIPTS = ("specdec", "pytest")
 
 
+def build_wheel(project: Path, out: Path, **variables: str) -> None:
+    """With the tools that are installed here, and further environment variables."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(project)]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | variables)
+
+
 @dataclass(frozen=True)
 class Environment:
     """Needs no network: nothing is fetched, and packages are built with the tools that are installed here."""
@@ -60,8 +66,7 @@ class Environment:
     def install(self, project: Path) -> Path:
         """Build a project's wheel and install it. Returns the wheel."""
         dist = self.folder / "dist" / project.name
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(project)]
-        subprocess.run(build, check=True, capture_output=True)
+        build_wheel(project, dist)
         [wheel] = dist.glob("*.whl")
         self.run("pip", "install", "--quiet", "--no-deps", str(wheel), cwd=self.folder)
         return wheel

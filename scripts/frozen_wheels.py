@@ -6,10 +6,10 @@ published, and never again. FOLDER: where the wheels go. It is tests/frozen/VERS
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
+
+from .clean_environment import build_wheel
 
 FROZEN = Path(__file__).parents[1] / "tests" / "frozen"
 BUILT_AT = "1795651200"  # 2026-11-26: equal sources give equal bytes
@@ -18,17 +18,7 @@ BUILT_AT = "1795651200"  # 2026-11-26: equal sources give equal bytes
 def build(version: str, out: Path) -> None:
     """One wheel of each project."""
     for project in sorted((FROZEN / version).glob("*/pyproject.toml")):
-        command = [
-            sys.executable,
-            "-m",
-            "build",
-            "--wheel",
-            "--no-isolation",
-            "--outdir",
-            str(out),
-            str(project.parent),
-        ]
-        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"SOURCE_DATE_EPOCH": BUILT_AT})
+        build_wheel(project.parent, out, SOURCE_DATE_EPOCH=BUILT_AT)
 
 
 if __name__ == "__main__":
