@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from specdec.core.rejection import NO_PROPOSAL
 
 from .reference import Step, draw
@@ -22,12 +20,6 @@ def survivals(steps: list[Step], drafts: list[int]) -> list[float]:
     return found
 
 
-def residual(step: Step, survival: float) -> torch.Tensor:
-    """(P p - q)+ over the vocabulary."""
-    assert step.q is not None
-    return (survival * step.p - step.q).clamp(min=0)
-
-
 def verify_block_request(steps: list[Step], drafts: list[int], uniforms: list[float]) -> list[int]:
     """The output ids of one sampled request whose every draft comes with its distribution; uniforms[i] belongs to
     draft i.
@@ -38,13 +30,13 @@ def verify_block_request(steps: list[Step], drafts: list[int], uniforms: list[fl
     for i in range(last, 0, -1):
         threshold = survival[i]
         if i < last:
-            mass = float(residual(steps[i], survival[i]).sum())
+            mass = float(steps[i].residual(survival[i]).sum())
             threshold = mass / (mass + 1 - survival[i]) if mass > 0 else 0.0
         if uniforms[i - 1] < threshold:
             stop = i
             break
     step, token = steps[stop], steps[stop].target_token()
     if stop < last:
-        weights = residual(step, survival[stop])
+        weights = step.residual(survival[stop])
         token = draw(weights, step.output_uniform) if float(weights.sum()) > 0 else token
     return [*drafts[:stop], token]

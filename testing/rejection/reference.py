@@ -125,10 +125,10 @@ class Step:
             return self.target_token() == x
         return bool(self.p[x] >= self.q[x] or self.accept_uniform * self.q[x] < self.p[x])
 
-    def residual(self) -> Tensor:
-        """(p - q)+ over the vocabulary."""
+    def residual(self, weight: float = 1.0) -> Tensor:
+        """(weight p - q)+ over the vocabulary."""
         assert self.q is not None
-        return (self.p - self.q).clamp(min=0)
+        return (weight * self.p - self.q).clamp(min=0)
 
     def continued(self) -> tuple[int, int]:
         """The token emitted where there is no draft, and status bits."""
