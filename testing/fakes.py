@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.sdk.checkpoint import Checkpoint, read_tensors
+from specdec.sdk.checkpoint import load_tensors
 from specdec.sdk.config import NetworkSettings
 from specdec.sdk.errors import Refusal
 from specdec.sdk.extensions import KNOWN, Ahead, AttentionMode, DraftKV, LayerRunner, TargetKVReader
@@ -210,10 +210,7 @@ class FakeServices:
 
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
         """The tensors in a checkpoint directory whose names start with one of `prefixes`."""
-        tensors: dict[str, Tensor] = {}
-        for file in Checkpoint(Path(checkpoint), {}).weight_files:
-            tensors |= read_tensors(file, tuple(prefixes))
-        return tensors
+        return load_tensors(Path(checkpoint), tuple(prefixes))
 
     def draft_kv(self) -> FakeDraftKV:
         """The store, if `draft_kv` was given."""
