@@ -16,10 +16,13 @@ from specdec.sdk.errors import ConfigError
 from specdec.sdk.exit_status import how_it_ended
 
 from .calls import Calls
-from .supervision import STACKS, Notes, end_with_stacks
+from .supervision import Notes
 from .time_limit import GRACE_S
 
 LOOK_S = 0.01  # between two looks at whether the process is still there
+
+STACK_S = 0.5
+"""In which a process that hangs writes where it stands."""
 
 MOST_STACK = 4000
 
@@ -45,7 +48,7 @@ def in_a_fork(work: Callable[[], str], timeout: float) -> str | Ended:
         child = os.fork()
         if child == 0:
             _be_child(work, said, notes, stacks)
-        how = _wait(child, timeout)
+        how = _wait(child, timeout, stacks)
         text = _text_in(said)
         if text.endswith("\n"):
             return text
@@ -57,7 +60,7 @@ def _be_child(work: Callable[[], str], said: IO[bytes], notes: Notes, stacks: IO
     try:
         faulthandler.disable()  # enabled already, it would not take back a signal that a library took
         faulthandler.enable(stacks)
-        faulthandler.register(getattr(signal, STACKS), stacks)
+        faulthandler.register(signal.SIGUSR1, stacks)
         calls = Calls()
         calls.tell(lambda now, last: notes.running(str(now or last)))
         calls.listen()
@@ -70,7 +73,7 @@ def _be_child(work: Callable[[], str], said: IO[bytes], notes: Notes, stacks: IO
         os._exit(0)
 
 
-def _wait(child: int, timeout: float) -> str:
+def _wait(child: int, timeout: float, stacks: IO[bytes]) -> str:
     """How it ended."""
     end = time.monotonic() + timeout + GRACE_S if timeout else float("inf")
     while time.monotonic() < end:
@@ -78,7 +81,7 @@ def _wait(child: int, timeout: float) -> str:
         if ended:
             return how_it_ended(os.waitstatus_to_exitcode(status))
         time.sleep(LOOK_S)
-    end_with_stacks(child)
+    _end(child, stacks)
     os.waitpid(child, 0)
     return f"because it took longer than {timeout:g} s"
 
@@ -87,3 +90,12 @@ def _text_in(file: IO[bytes]) -> str:
     """What was written to it from the start."""
     file.seek(0)
     return file.read().decode(errors="replace")
+
+
+def _end(child: int, stacks: IO[bytes]) -> None:
+    """Kill the child, after it has written the stacks of its threads."""
+    os.kill(child, signal.SIGUSR1)
+    end = time.monotonic() + STACK_S
+    while time.monotonic() < end and not os.fstat(stacks.fileno()).st_size:
+        time.sleep(LOOK_S)
+    os.kill(child, signal.SIGKILL)

@@ -99,8 +99,10 @@ class _Parent:
         self._interrupts += number == signal.SIGINT
         if self._interrupts < 2:
             os.kill(self._child, number)
-        else:
-            end_with_stacks(self._child)
+            return
+        os.kill(self._child, getattr(signal, STACKS))
+        time.sleep(STACKS_S)
+        os.kill(self._child, signal.SIGKILL)
 
     def _describe(self, status: int) -> str:
         from specdec.sdk.errors import ProposerError
@@ -112,13 +114,6 @@ class _Parent:
             "fix": "a plugin must not end the process (os._exit, a crash, a signal); raise an error instead",
         }
         return str(ProposerError("SD-E231", f"the process ended {how_it_ended(status)}, before the command did", facts))
-
-
-def end_with_stacks(child: int) -> None:
-    """Kill a process, after it has written the stacks of its threads."""
-    os.kill(child, getattr(signal, STACKS))
-    time.sleep(STACKS_S)
-    os.kill(child, signal.SIGKILL)
 
 
 def _end(status: int) -> None:
