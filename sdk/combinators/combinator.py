@@ -48,13 +48,7 @@ class Combinator(ProposerBase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        sections = {name: section_of(name, part) for name, part in zip(cls.names(), cls.parts, strict=True)}
-        fields: dict[str, Any] = {name: (model, Field(default_factory=model)) for name, model in sections.items()}
-        own = cls.own_options()
-        if taken := own.keys() & fields.keys():
-            names = ", ".join(sorted(taken))
-            raise TypeError(f"a part of {cls.__name__} is named like its option {names}; rename its class")
-        cls.Options = create_model("Options", __base__=StrictModel, **own, **fields)
+        cls.Options = cls._options_at("proposer_config")
         asked = {name: getattr(part, "RequestOptions", None) for name, part in zip(cls.names(), cls.parts, strict=True)}
         per_request: dict[str, Any] = {
             name: (model, Field(default_factory=model)) for name, model in asked.items() if model is not None
@@ -63,6 +57,19 @@ class Combinator(ProposerBase):
             cls.RequestOptions = create_model("RequestOptions", __base__=_RequestSections, **per_request)
         elif cls.RequestOptions is not None and issubclass(cls.RequestOptions, _RequestSections):
             cls.RequestOptions = None  # the sections are of its base's parts
+
+    @classmethod
+    def _options_at(cls, place: str) -> type[StrictModel]:
+        """The model of `Options` with the sections of its parts, whose errors name them as they are below `place`."""
+        fields = dict(cls.own_options())
+        for name, part in zip(cls.names(), cls.parts, strict=True):
+            if name in fields:
+                raise TypeError(f"a part of {cls.__name__} is named like its option {name}; rename its class")
+            below = f"{place}.{name}"
+            options = part._options_at(below) if issubclass(part, Combinator) else getattr(part, "Options", None)
+            section = section_of(below, part, options)
+            fields[name] = section, Field(default_factory=section)
+        return create_model("Options", __base__=StrictModel, **fields)
 
     @classmethod
     def of(cls, *parts: type[Proposer]) -> type[Self]:

@@ -46,11 +46,10 @@ def part_names(parts: Sequence[type[Proposer]]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def section_of(name: str, part: type[Proposer]) -> type[PartSettings]:
-    """The model of a part's section in `proposer_config`: PartSettings, and the part's own options beside them."""
-    options = getattr(part, "Options", None)  # optional by contract
+def section_of(place: str, part: type[Proposer], options: type[Any] | None) -> type[PartSettings]:
+    """The model of a part's section: PartSettings, and the part's own options beside them. Errors name the `place`."""
     bases: tuple[type[PartSettings], ...] = (PartSettings,) if options is None else (PartSettings, options)
-    section = create_model(f"proposer_config.{name}", __base__=bases)
+    section = create_model(place, __base__=bases)
     if options is not None and (taken := PartSettings.key_names() & options.model_fields.keys()):
         found = f"{part.__name__}.Options has {', '.join(sorted(taken))}"
         raise TypeError(f"{found}, which every part's section has; rename them")

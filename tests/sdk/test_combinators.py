@@ -503,6 +503,18 @@ def test_unusable_options_are_refused(options, code, words):
     assert words in str(caught.value)
 
 
+def test_an_error_in_a_nested_section_names_the_place_where_it_stands():
+    class Nested(Chain):
+        parts = (First,)
+
+    options = {"nested": {"first": {"typo": 1}}}
+    for cls in (Chain.of(Nested), Adaptive.of(Nested)):
+        with pytest.raises(ConfigError, match=r"proposer_config\.nested\.first has a key that nobody declares"):
+            cls.Options.parse(options, "proposer_config")
+    with pytest.raises(ConfigError, match=r"proposer_config\.first has a key"):
+        Nested.Options.parse(options["nested"], "proposer_config")
+
+
 def test_an_option_of_a_part_named_like_a_key_of_its_section_is_refused():
     class Options(StrictModel):
         dtype: str = "int8"
