@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..extensions import MOST_OUTCOMES, DraftKV, DraftKVStore
+from ..extensions import DraftKV, DraftKVStore
 from ..types import Draft, StepView, TargetInfo
 from .fan_out import NUM_GUESSES, FanOut, Guess
 from .most_likely import target_ids
@@ -25,11 +25,6 @@ from .vocabulary import DraftVocabulary
 FIGURES = ("ahead_whole", "ahead_part", "ahead_missed")
 Run = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any]], Tensor]
 """Logits [b, D] after the inputs `last` [b] of token ids [M] at positions [M], with arguments of the attention."""
-
-
-def kv_of_branches(kv: DraftKV, num_draft_tokens: int) -> DraftKV:
-    """Draft KV with the positions that branches take."""
-    return kv.replace(lookahead=num_draft_tokens + MOST_OUTCOMES * (num_draft_tokens + 1))
 
 
 @dataclass

@@ -5,26 +5,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..config import ProposerConfig
-from ..extensions import Ahead, DraftKV, DraftKVStore, Metrics
+from ..extensions import MOST_OUTCOMES, Ahead, DraftKV, DraftKVStore, Metrics
 from ..needs import Needs, needs_of
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
+from .ahead import AheadDrafter
 from .base import ModelProposer
 from .draft_chain import DraftChain
 from .draft_trees import DraftTrees, Nodes
 from .each import per_request, width_of
-from .greedy_tree import lookahead_of_tree
+from .greedy_tree import BEAM
 from .kv_shape import draft_kv_of
 from .sampling import DrawRule
-
-if TYPE_CHECKING:
-    from .ahead import AheadDrafter
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,11 @@ class AutoregressiveProposer(ModelProposer):
 
         Raises Refusal if the configuration states no number of attention heads.
         """
+        rows = 1 if config.max_nodes is None else BEAM  # of each depth but the last, which is not run
         return draft_kv_of(
             decoder,
             num_layers=decoder["num_hidden_layers"] if num_layers is None else num_layers,
-            lookahead=lookahead_of_tree(config) + (not cls.INPUTS_ARE_SHIFTED),
+            lookahead=rows * (config.num_draft_tokens - 1) + (not cls.INPUTS_ARE_SHIFTED),
             dtype=config.network.dtype,
             depends_on_next_token=cls.INPUTS_ARE_SHIFTED,
         )
@@ -87,9 +86,8 @@ class AutoregressiveProposer(ModelProposer):
             return None
         if config.max_nodes is not None or config.options.follow_grammars:
             return None
-        from .ahead import kv_of_branches
-
-        kv = kv_of_branches(kv, config.num_draft_tokens)
+        most = config.num_draft_tokens
+        kv = kv.replace(lookahead=most + MOST_OUTCOMES * (most + 1))  # branches lie behind each other
         asked = Ahead(), Metrics()
         return cls.shared_needs(config, target, kv, *asked, placement="host", history=True, state="per_request")
 
@@ -119,7 +117,8 @@ class AutoregressiveProposer(ModelProposer):
         self._chain = DraftChain(self, self._starts, self._drawn)
         self._ahead: AheadDrafter | None = None
         if needs.extension(Ahead) is not None and declared is not None and self._kv is not None:
-            self._ahead = self._ahead_drafter(self._kv, declared)
+            run, device = services.compile(self._logits_after), services.device
+            self._ahead = AheadDrafter(run, self._kv, declared, self.vocabulary, target, device)
         self._trees = DraftTrees(self, self._starts, self._grow_by_levels)
 
     def warmup(self) -> None:
@@ -164,12 +163,6 @@ class AutoregressiveProposer(ModelProposer):
     def metrics(self) -> Mapping[str, float]:
         """What became of drafts that were prepared."""
         return {} if self._ahead is None else self._ahead.metrics()
-
-    def _ahead_drafter(self, kv: DraftKVStore, declared: DraftKV) -> AheadDrafter:
-        from .ahead import AheadDrafter
-
-        run = self.services.compile(self._logits_after)
-        return AheadDrafter(run, kv, declared, self.vocabulary, self.target, self.services.device)
 
     def _logits_after(self, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]) -> Tensor:
         return self.logits(self.first(DraftInputs(token_ids, positions, None, last, attention)))

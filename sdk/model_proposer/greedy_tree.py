@@ -8,20 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import ProposerConfig
 from .most_likely import target_ids
 from .vocabulary import DraftVocabulary
 
 BEAM = 8
 """Nodes of a level that the network runs, and children of each that may become nodes."""
-
-
-def lookahead_of_tree(config: ProposerConfig) -> int:
-    """Rows past the newest token that one draft writes where a network runs token by token: of a chain, or a tree.
-
-    The last token of a chain and the last level of a tree are not run.
-    """
-    return (config.num_draft_tokens - 1) * (1 if config.max_nodes is None else BEAM)
 
 
 @dataclass(frozen=True)
