@@ -33,7 +33,10 @@ class UpdatedServices:
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
         """Load the tensors with the new ones in their places. Raises ConfigError SD-E228 for one that does not fit."""
         stored = self._services.load_tensors(checkpoint, prefixes)
-        return stored | self._fitting(stored)
+        self._known |= stored.keys()
+        new = {name: tensor.to(stored[name].device) for name, tensor in self._tensors.items() if name in stored}
+        require_fit(new, stored)
+        return stored | new
 
     def load_causal_lm(
         self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
@@ -47,12 +50,6 @@ class UpdatedServices:
         unknown = sorted(self._tensors.keys() - self._known)
         if unknown:
             raise misfit(dict.fromkeys(unknown, "no tensor of the checkpoint has this name"))
-
-    def _fitting(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self._known |= stored.keys()
-        new = {name: tensor for name, tensor in self._tensors.items() if name in stored}
-        require_fit(new, stored)
-        return {name: tensor.to(stored[name].device) for name, tensor in new.items()}
 
 
 def require_fit(new: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
