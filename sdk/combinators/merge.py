@@ -100,7 +100,7 @@ def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width
     token_ids = torch.full((num_requests, width), PADDING_TOKEN_ID, device=device)
     lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
     for piece in pieces:
-        ids = _widened(piece.draft.token_ids, width, PADDING_TOKEN_ID)
+        ids = pad(piece.draft.token_ids, (0, width - piece.draft.token_ids.shape[1]), value=PADDING_TOKEN_ID)
         token_ids = torch.where(piece.used[:, None], ids, token_ids)
         lengths = torch.where(piece.used, piece.draft.lengths, lengths)
     return Draft(token_ids, lengths, distribution=_merged_distribution(pieces, whole, width))
@@ -127,11 +127,5 @@ def _widened_distribution(distribution: DraftDistribution, whole: Needs, width: 
     for name, value in values.items():
         padding = PADDING_TOKEN_ID if name == "sparse_ids" else 0
         entries = whole.sparse_top_m if name.startswith("sparse") else value.shape[2]
-        widened[name] = _widened(pad(value, (0, entries - value.shape[2]), value=padding), width, padding)
+        widened[name] = pad(value, (0, entries - value.shape[2], 0, width - value.shape[1]), value=padding)
     return widened
-
-
-def _widened(values: Tensor, width: int, padding: float) -> Tensor:
-    """[B, k, ...] as [B, width, ...]."""
-    missing = width - values.shape[1]
-    return values if missing == 0 else pad(values, (0, 0) * (values.dim() - 2) + (0, missing), value=padding)
