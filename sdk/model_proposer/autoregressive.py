@@ -22,7 +22,7 @@ from .draft_trees import DraftTrees, Nodes
 from .each import per_request, width_of
 from .greedy_tree import BEAM
 from .kv_shape import draft_kv_of
-from .sampling import DrawRule
+from .sampling import DrawRule, of_chosen
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,8 @@ class AutoregressiveProposer(ModelProposer):
 
     def _starts(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, the position of the first drafted token, and the states before it."""
-        slots, position, states = step.slots, step.kept.next_position, self._states
-        if chosen is not None:
-            slots, position, states = slots[chosen], position[chosen], states[chosen]
+        starts = step.slots, step.kept.next_position, self._states
+        slots, position, states = (of_chosen(each, chosen) for each in starts)
         return slots, position if self.INPUTS_ARE_SHIFTED else position + 1, states
 
     def _drawn(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 from .draft_chain import DraftChain
-from .sampling import DrawRule
+from .sampling import DrawRule, of_chosen
 
 
 class CachedTargetProposer(ModelProposer):
@@ -53,7 +53,7 @@ class CachedTargetProposer(ModelProposer):
 
     def _inputs(self, step: StepView, chosen: Tensor | None) -> Sequence[Tensor]:
         inputs = [step.slots, step.kept.next_position, step.newest_token, *self.first_states(step)]
-        return inputs if chosen is None else [each[chosen] for each in inputs]
+        return [of_chosen(each, chosen) for each in inputs]
 
     def _drawn(
         self, rule: DrawRule, num_tokens: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *given: Tensor

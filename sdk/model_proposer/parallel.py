@@ -16,7 +16,7 @@ from .base import ModelOptions, ModelProposer
 from .draft_chain import DraftChain
 from .draft_trees import DraftTrees, Nodes
 from .greedy_tree import Candidates, tree_of_positions
-from .sampling import Drawing, DrawRule
+from .sampling import Drawing, DrawRule, of_chosen
 
 
 class ParallelOptions(ModelOptions):
@@ -61,8 +61,7 @@ class ParallelProposer(ModelProposer):
         return self._blocks.draft(step)
 
     def _inputs_of(self, step: StepView, chosen: Tensor | None) -> Sequence[Tensor]:
-        inputs = self.block_inputs(step)
-        return inputs if chosen is None else [each[chosen] for each in inputs]
+        return [of_chosen(each, chosen) for each in self.block_inputs(step)]
 
     def _grow_from_block(self, found: Nodes, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Trees where each depth has a distribution of its own, whatever its parent."""

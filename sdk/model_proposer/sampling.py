@@ -59,8 +59,7 @@ class DraftSampler:
     @property
     def budgets(self) -> Tensor:
         """The most tokens of every row that wants drafts, [b]."""
-        budget = self._step.budget
-        return budget if self._chosen is None else budget[self._chosen]
+        return of_chosen(self._step.budget, self._chosen)
 
     def draw(self, logits: Tensor) -> Tensor:
         """The next draft token of every row, as target ids [b], from its logits [b, D]."""
@@ -73,7 +72,7 @@ class DraftSampler:
         """All that `DrawRule.drawing` needs, in one tensor of a row per request; nothing if greedy."""
         if self.is_greedy:
             return ()
-        uniforms = [self._uniform(index) for index in range(num_tokens)]
+        uniforms = [of_chosen(self._step.random.uniform(index), self._chosen) for index in range(num_tokens)]
         return (torch.stack([*uniforms, *self._sampling.values()], dim=1),)  # float64, which holds all of them
 
     def draft(self) -> Draft:
@@ -101,10 +100,6 @@ class DraftSampler:
         draft = self.draft_of(drawn, *parts)
         lengths = (draft.token_ids != PADDING_TOKEN_ID).sum(dim=1)
         return replace(draft, lengths=lengths, parents=self._placed(parents, -1))
-
-    def _uniform(self, index: int) -> Tensor:
-        uniform = self._step.random.uniform(index)
-        return uniform if self._chosen is None else uniform[self._chosen]
 
     def _reported(self, parts: Sequence[Tensor]) -> DraftDistribution:
         form = FORMS[self.rule.form]
@@ -178,7 +173,7 @@ class Drawing:
 
     def draw_each(self, logits: Tensor) -> None:
         """The next n tokens of every row, from logits [b, n, D] that are known together."""
-        if self._rule.masks is None:
+        if self._rule.form == "one_hot" and self._rule.masks is None:
             self._drawn += [(each,) for each in self.most_likely(logits).unbind(dim=1)]
             return
         for each in logits.unbind(dim=1):
@@ -213,10 +208,6 @@ class FilteredDrawing(Drawing, ABC):
         self.top_k: Tensor | None = sampling.get("top_k")
         self.top_p: Tensor | None = sampling.get("top_p")
         self.min_p: Tensor | None = sampling.get("min_p")
-
-    def draw_each(self, logits: Tensor) -> None:
-        for each in logits.unbind(dim=1):
-            self.draw(each)
 
     @abstractmethod
     def distribution(self, logits: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -292,6 +283,11 @@ COLDEST = 1e-30  # colder ones are taken as this, as in verification: logits div
 COLUMN_DTYPES = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
 
 
+def of_chosen(rows: Tensor, chosen: Tensor | None) -> Tensor:
+    """Those of the rows [B, ...] whose places are chosen, [b, ...]. None means all."""
+    return rows if chosen is None else rows[chosen]
+
+
 def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """The first entry at which the cumulated probability exceeds `uniform` [b]: [b] for probs [b, M]."""
     cumulated = probs.double().cumsum(dim=-1)
@@ -301,4 +297,4 @@ def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
 def _columns_of(sampling: SamplingView, chosen: Tensor | None) -> dict[str, Tensor]:
     """The declared sampling parameters of the chosen rows by name, each [b]."""
     known = {name: getattr(sampling, name) for name in COLUMN_DTYPES}
-    return {name: each if chosen is None else each[chosen] for name, each in known.items() if isinstance(each, Tensor)}
+    return {name: of_chosen(each, chosen) for name, each in known.items() if isinstance(each, Tensor)}
