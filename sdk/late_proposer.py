@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import TIMEOUT_MAX, Thread
 from time import monotonic
@@ -62,6 +62,7 @@ class LateProposer(HostProposer):
 
     def __init__(self, config: ProposerConfig[Any]) -> None:
         super().__init__(config)
+        self._threads = _Threads(config.options.num_threads, f"{type(self).__name__}.ask")
         self._figures: Counter[str] = Counter()
         self._texts: dict[str, _Text] = {}  # by request id
         self._delay = 0  # tokens that were committed during recent questions
@@ -114,12 +115,7 @@ class LateProposer(HostProposer):
 
     def close(self) -> None:
         """End the threads. A question that is being asked gets a second to end."""
-        if "_threads" in vars(self):
-            self._threads.close()
-
-    @cached_property
-    def _threads(self) -> _Threads:
-        return _Threads(self.config.options.num_threads, f"{type(self).__name__}.ask")
+        self._threads.close()
 
     def _ask(self, text: _Text, request: RequestView[Any], tokens: Sequence[int], k: int) -> None:
         """Unless a question is in flight, or was answered for this very text."""
