@@ -125,8 +125,7 @@ def rerank(tree: Tree, scores: Sequence[float], num_nodes: int) -> Tree:
 
     Dropping nodes by what was drawn is lossless for one-hot drafts only.
     """
-    order = sorted(range(len(tree)), key=lambda node: -scores[node])[:num_nodes]
-    order.sort(key=lambda node: (-scores[node], node))
+    order = sorted(range(len(tree)), key=lambda node: -scores[node])[:num_nodes]  # of equals the first comes first
     place = {node: number for number, node in enumerate(order)} | {ROOT: ROOT}
     return [(place[tree[node][0]], tree[node][1]) for node in order]
 
