@@ -231,8 +231,6 @@ def _from_hub(model: str, looked_at: Path) -> Path:
         if _config_in(directory) is not None:
             return directory
         facts["hub"] = "the repository has no config.json"
-    except CheckpointError:
-        raise
     except HFValidationError:
         facts["hub"] = "this is no hub id"
     except Exception as error:
