@@ -7,8 +7,8 @@ Importing it loads torch; `import specdec.sdk` does not.
 
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
-from .draft_chain import DraftChain
 from .draft_masks import DraftMasks
+from .drafts import DraftChain
 from .each import per_request, width_of
 from .from_target import CachedTargetProposer
 from .kv_shape import draft_kv_of

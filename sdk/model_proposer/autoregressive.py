@@ -17,8 +17,7 @@ from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .ahead import AheadDrafter
 from .base import ModelProposer
-from .draft_chain import DraftChain
-from .draft_trees import DraftTrees, Nodes
+from .drafts import DraftChain, DraftTrees, Nodes
 from .each import per_request, width_of
 from .greedy_tree import BEAM
 from .kv_shape import draft_kv_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
-from .draft_chain import DraftChain
+from .drafts import DraftChain
 from .sampling import DrawRule, of_chosen
 
 

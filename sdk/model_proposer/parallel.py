@@ -13,8 +13,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
-from .draft_chain import DraftChain
-from .draft_trees import DraftTrees, Nodes
+from .drafts import DraftChain, DraftTrees, Nodes
 from .greedy_tree import Candidates, tree_of_positions
 from .sampling import Drawing, DrawRule, of_chosen
 
