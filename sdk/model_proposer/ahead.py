@@ -19,8 +19,7 @@ from torch import Tensor
 from ..extensions import DraftKV, DraftKVStore
 from ..types import Draft, StepView, TargetInfo
 from .fan_out import NUM_GUESSES, FanOut, Guess
-from .most_likely import target_ids
-from .vocabulary import DraftVocabulary
+from .vocabulary import DraftVocabulary, target_ids
 
 FIGURES = ("ahead_whole", "ahead_part", "ahead_missed")
 Run = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any]], Tensor]

@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 
 from ..trees import depths, draw_siblings, shape_of_rates
 from .greedy_tree import BEAM, Level
-from .most_likely import target_ids
 from .sampling import DrawRule, FilteredDrawing
+from .vocabulary import target_ids
 
 RATES = (0.71, 0.095, 0.037, 0.017, 0.01, 0.006, 0.004, 0.003)
 """How often the sibling of each rank was accepted where its place was reached, measured with a head of one layer."""

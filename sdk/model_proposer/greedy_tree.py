@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .most_likely import target_ids
-from .vocabulary import DraftVocabulary
+from .vocabulary import DraftVocabulary, target_ids
 
 BEAM = 8
 """Nodes of a level that the network runs, and children of each that may become nodes."""

@@ -17,8 +17,7 @@ from torch import Tensor
 from ..needs import DistributionForm
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution, SamplingView, StepView
 from .draft_masks import DraftMasks
-from .most_likely import largest, most_likely, target_ids
-from .vocabulary import DraftVocabulary
+from .vocabulary import DraftVocabulary, largest, target_ids
 
 
 class DraftSampler:
@@ -181,7 +180,7 @@ class Drawing:
 
     def most_likely(self, logits: Tensor) -> Tensor:
         """Target ids [...] of the largest logits [..., D], which are not drawn by this."""
-        return most_likely(logits, self._rule.vocabulary)
+        return target_ids(largest(logits), self._rule.vocabulary)
 
     def result(self) -> tuple[Tensor, ...]:
         """The tensors that the loop returns, as `DrawRule` describes them."""

@@ -16,7 +16,7 @@ from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
 from specdec.core.kernels.cpu.backend import CpuBackend
 from specdec.core.rejection.sampler import verify_plainly
-from specdec.sdk.model_proposer import most_likely
+from specdec.sdk.model_proposer import vocabulary
 
 K = 3
 NUM_CHECKED_STEPS = 18
@@ -37,7 +37,7 @@ def waits(monkeypatch):
     forms = {"attend_pages": CpuBackend.attend_pages, "verify": verdict_on_device}
     for name, form in (forms | {"draft_uniforms": CpuBackend.draft_uniforms}).items():
         monkeypatch.setattr(CpuBackend, name, staticmethod(mode.kernel(form)))
-    monkeypatch.delitem(most_likely.ARGMAX, "cpu")
+    monkeypatch.delitem(vocabulary.ARGMAX, "cpu")
     return mode
 
 

@@ -12,7 +12,7 @@ import torch
 from specdec.sdk import PADDING_TOKEN_ID, ConfigError, DistributionKind, SamplingView
 from specdec.sdk.model_proposer import DraftSampler, DraftVocabulary
 from specdec.sdk.model_proposer.draft_masks import DraftMasks
-from specdec.sdk.model_proposer.most_likely import ARGMAX
+from specdec.sdk.model_proposer.vocabulary import ARGMAX
 from specdec.testing import FakeServices, step_view
 
 V, K = 24, 4
