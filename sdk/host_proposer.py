@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .needs import Needs
 from .proposer_protocol import ProposerBase
-from .read_tokens import ReadTokens
 from .types import Draft, RequestView, StepView
+
+
+class ReadTokens(list[int]):
+    """A request's tokens as its author is shown them: a list to read, which only its keeper makes longer.
+
+    Reads at a list's own speed. What would change it raises TypeError; slices and copies are plain lists.
+    """
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("draft only reads the tokens it is given, which stay the base's own: change list(tokens)")
+
+    if not TYPE_CHECKING:  # where it is a list like any other
+        append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+        __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
+        return list, (list(self),)
+
+    def commit(self, token_ids: Iterable[int]) -> None:
+        """Add what was committed: for the keeper only."""
+        super().extend(token_ids)
 
 
 class HostProposer(ProposerBase):

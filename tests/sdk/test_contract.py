@@ -25,7 +25,7 @@ from specdec.sdk import (
 )
 from specdec.sdk.errors import PluginId, RequestError
 from specdec.sdk.extensions import DraftKV, Extension, State, TargetKV, TargetLayers, TargetTokens, Trees
-from specdec.sdk.read_tokens import ReadTokens
+from specdec.sdk.host_proposer import ReadTokens
 from specdec.testing import FakeServices, fake_target_info, step_view
 
 
