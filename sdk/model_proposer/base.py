@@ -21,15 +21,13 @@ from ..proposer_protocol import ProposerBase
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .draft_masks import DraftMasks
-from .sampling import DraftSampler
+from .sampling import COLUMN_DTYPES, DraftSampler
 from .updates import UpdatedServices, copy_networks, other_parts
 from .vocabulary import DraftVocabulary
 from .warm_up import WarmUp
 from .weights import Weights, linear_of
 
 logger: logging.Logger = logging.getLogger("specdec")
-
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 
 
 class ModelOptions(StrictModel):
@@ -106,7 +104,7 @@ class ModelProposer(ProposerBase):
         }
         form = distribution_form(config)
         if form != "one_hot":
-            shared |= {"distributions": (form,), "sampling": SAMPLING_FIELDS}
+            shared |= {"distributions": (form,), "sampling": tuple(COLUMN_DTYPES)}
         if form == "sparse":
             shared["sparse_top_m"] = min(config.options.sparse_top_m, target.vocab_size)
         elif form == "dense" and vocabulary is not None:
