@@ -62,9 +62,7 @@ class CachedTargetProposer(ModelProposer):
         num_states = len(given) - (rule.form != "one_hot")
         states: Sequence[Tensor] = given[:num_states]
         drawing = rule.drawing(given[num_states:], num_tokens)
-        logits, *states = self.advance(0, slots, lengths, token_ids, *states)
-        drawn = drawing.draw(logits)
-        for index in range(1, num_tokens):
-            logits, *states = self.advance(index, slots, lengths, drawn, *states)
-            drawn = drawing.draw(logits)
+        for index in range(num_tokens):
+            logits, *states = self.advance(index, slots, lengths, token_ids, *states)
+            token_ids = drawing.draw(logits)
         return drawing.result()
