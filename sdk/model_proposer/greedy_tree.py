@@ -32,23 +32,19 @@ class Candidates:
         self.depth: int = min(depth, num_nodes)
         self._vocabulary = vocabulary
         self._num_run = 0
-        self._columns: list[tuple[Tensor, Tensor, Tensor]] = []  # token ids, parents, scores: [b, children] by level
-        self._run: Tensor  # [b, children] of the last level: the run node that each hangs from
+        self._columns: list[tuple[Tensor, ...]] = []  # token ids, parents, scores: [b, w * children] by level
 
     def add(self, logits: Tensor, level: Level | None) -> None:
         """The most likely children of a level's nodes, from logits [b, w, D]; None: of the newest token, w = 1."""
         count, width, _ = logits.shape
         scores, ids = logits.float().log_softmax(-1).topk(min(BEAM, logits.shape[2]))
-        run = torch.full_like(ids, -1)
-        parents = run
+        parents = torch.full_like(ids, -1)
         if level is not None:
             scores = scores + level.scores[:, :, None]
             parents = level.nodes[:, :, None].expand_as(ids)
-            first = self._num_run - width
-            run = torch.arange(first, self._num_run, device=ids.device)[None, :, None].expand_as(ids)
-        tokens = target_ids(ids, self._vocabulary)
-        tokens, parents, scores, self._run = (each.reshape(count, -1) for each in (tokens, parents, scores, run))
-        self._columns.append((tokens, parents, scores))
+        columns = target_ids(ids, self._vocabulary), parents, scores
+        self._columns.append(tuple(each.reshape(count, -1) for each in columns))
+        self._num_children, self._first_run = ids.shape[2], self._num_run - width  # -1: the newest token
 
     def next_level(self) -> Level:
         """The most likely nodes of the last level: those that can have a child in the tree."""
@@ -56,7 +52,8 @@ class Candidates:
         first = sum(each[0].shape[1] for each in self._columns[:-1])
         scores, places = scores.topk(min(BEAM, self.num_nodes - 1, scores.shape[1]))
         self._num_run += scores.shape[1]
-        return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
+        above = self._first_run + places // self._num_children
+        return Level(tokens.gather(1, places), above, places + first, scores)
 
     def result(self) -> tuple[Tensor, ...]:
         """Token ids and parents [b, n] of the most likely nodes, the best first."""
@@ -79,7 +76,7 @@ def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabular
     return _likeliest(columns, num_nodes)
 
 
-def _likeliest(columns: Sequence[tuple[Tensor, Tensor, Tensor]], num_nodes: int) -> tuple[Tensor, ...]:
+def _likeliest(columns: Sequence[tuple[Tensor, ...]], num_nodes: int) -> tuple[Tensor, ...]:
     """Token ids and parents [b, num_nodes] of the nodes with the largest scores, of those of all levels.
 
     columns: token ids, parents and scores [b, n] of each level. A parent's number counts all levels.
