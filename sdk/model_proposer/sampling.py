@@ -283,7 +283,7 @@ COLUMN_DTYPES = {"temperature": torch.float32, "top_k": torch.int64, "top_p": to
 
 
 def of_chosen(rows: Tensor, chosen: Tensor | None) -> Tensor:
-    """Those of the rows [B, ...] whose places are chosen, [b, ...]. None means all."""
+    """Choose rows [b, ...] of [B, ...] by their places. None means all."""
     return rows if chosen is None else rows[chosen]
 
 
