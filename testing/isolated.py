@@ -60,7 +60,7 @@ def _be_child(work: Callable[[], str], said: IO[bytes], notes: Notes, stacks: IO
     try:
         faulthandler.disable()  # enabled already, it would not take back a signal that a library took
         faulthandler.enable(stacks)
-        faulthandler.register(signal.SIGUSR1, stacks)
+        faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # others would fill it before this one
         calls = Calls()
         calls.tell(lambda now, last: notes.running(str(now or last)))
         calls.listen()
@@ -93,9 +93,10 @@ def _text_in(file: IO[bytes]) -> str:
 
 
 def _end(child: int, stacks: IO[bytes]) -> None:
-    """Kill the child, after it has written the stacks of its threads."""
+    """Kill the child, after it has written its stack."""
     os.kill(child, signal.SIGUSR1)
-    end = time.monotonic() + STACK_S
-    while time.monotonic() < end and not os.fstat(stacks.fileno()).st_size:
+    end, before, size = time.monotonic() + STACK_S, -1, 0
+    while time.monotonic() < end and not 0 < size == before:
         time.sleep(LOOK_S)
+        before, size = size, os.fstat(stacks.fileno()).st_size
     os.kill(child, signal.SIGKILL)

@@ -108,7 +108,7 @@ def _prepare(order: Order, inherited: Inherited) -> None:
     os.open(os.devnull, os.O_RDONLY)
     faulthandler.disable()  # enabled already, it would not take back a signal that a library took
     faulthandler.enable(inherited.stacks)
-    faulthandler.register(signal.SIGUSR1, inherited.stacks)
+    faulthandler.register(signal.SIGUSR1, inherited.stacks, all_threads=False)  # others would fill it before this one
     inherited.notes.listen()
     if order.num_threads is not None:
         torch.set_num_threads(order.num_threads)

@@ -25,6 +25,7 @@ from .child import Inherited, Notes, run
 TICK_S = 1.0
 """Between two looks at whether the engine is still there, beside its pipe: a fork of the engine may hold that open."""
 
+LOOK_S = 0.005  # between two looks at what a process has written
 STACK_S = 0.25
 """In which a process writes where it stands."""
 
@@ -105,13 +106,14 @@ class Keeper:
             os._exit(status)
 
     def _kill(self) -> None:
-        """Kill the process, after it has written the stacks of its threads. It is gone when this returns."""
+        """Kill the process, after it has written its stack. It is gone when this returns."""
         if self._child is None:
             return
         os.kill(self._child, signal.SIGUSR1)
-        end = time.monotonic() + STACK_S
-        while time.monotonic() < end and not os.fstat(self._stacks.fileno()).st_size:
-            time.sleep(0.005)
+        end, before, size = time.monotonic() + STACK_S, -1, 0
+        while time.monotonic() < end and not 0 < size == before:
+            time.sleep(LOOK_S)
+            before, size = size, os.fstat(self._stacks.fileno()).st_size
             self._reap()
             if self._child is None:
                 return

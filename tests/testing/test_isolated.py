@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -51,10 +53,12 @@ class ExitsAtAStart(RepeatsLast):
 
 
 class Deaf(RepeatsLast):
-    """Never comes back, and cannot be interrupted."""
+    """Never comes back, and cannot be interrupted. Its threads have longer stacks than are kept."""
 
     def propose(self, step):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        for _ in range(30):
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # in every thread: a mask would be one thread's
         while True:
             signal.pause()
 
