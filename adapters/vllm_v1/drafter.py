@@ -32,9 +32,9 @@ class Drafter:
         self.step: EngineStep | None = None  # whose sampled tokens `propose` is called with next
         self.logits: Tensor | None = None  # of the step that is sampled, for those who want them
         self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
-        from .hooks import install  # imports vLLM's runner, and this class
+        from .hooks import install  # imports vLLM's runner
 
-        install()
+        install(Drafter)
 
     def load_model(self, target_model: Any) -> None:
         """Make and bind the proposer, once the target has its weights. vLLM's CPU runner requires this method."""

@@ -6,9 +6,10 @@ Installed once per process, by the first drafter. Runners without one of ours be
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,17 +17,31 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from ..vllm_shared.engine_step import ask_for_states
+from specdec.sdk.needs import Needs
+
+from ..vllm_shared.driver import Driver
+from ..vllm_shared.engine_step import EngineStep, ask_for_states
 from ..vllm_shared.wrapping import around, wrap
-from .drafter import Drafter
 from .step import read_step
 
 
+class Drafter(Protocol):
+    """What the hooks use of a runner's drafter."""
+
+    needs: Needs
+    driver: Driver
+    exit: ExitStack
+    wants_logits: bool
+    may_begin_late: bool
+    logits: Tensor | None
+    step: EngineStep | None
+
+
 @cache
-def install() -> None:
-    """Wrap, once, for runners whose drafter is ours."""
+def install(drafter_class: type[Drafter]) -> None:
+    """Wrap, once, for runners whose drafter is of this class."""
     for name, replacement in REPLACEMENTS.items():
-        wrap(GPUModelRunner, name, replacement, "drafter", Drafter)
+        wrap(GPUModelRunner, name, replacement, "drafter", drafter_class)
     if current_platform.is_cpu():
         constrain = rejection_sampler.apply_sampling_constraints
         rejection_sampler.apply_sampling_constraints = around(constrain, _apply_sampling_constraints)
