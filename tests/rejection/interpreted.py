@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels.cuda import verification as triton_backend
-from specdec.core.kernels.cuda.row_stats import TileStats
+from specdec.core.kernels.cuda.verdict import Rows
 from specdec.core.kernels.cuda.workspace import Workspace
+from specdec.core.kernels.filters import FilterRows
 from specdec.core.rejection import DraftRows, SamplingRows, Uniforms, Verdict
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -59,33 +59,38 @@ def each_row_once() -> Iterator[None]:
     An interpreted filter takes a second for each row, and a proof verifies few rows under many uniforms. That company
     changes nothing of a row, others test (test_order_and_company_of_requests_change_no_bit).
     """
-    by_kernel, known = triton_backend._statistics, dict[bytes, tuple[Tensor, ...]]()
-
-    def statistics(
-        logits: Tensor, cu_rows: Tensor, sampling: SamplingRows, num_drafts: int, workspace: Workspace, **options: bool
-    ) -> TileStats:
-        num_requests, num_places = len(cu_rows) - 1, num_drafts + 1
-        stats = workspace.stats(num_requests, num_places, logits.shape[1])
-        cutoff = workspace.cutoff[: num_requests * num_places].view(num_requests, num_places)
-        for b, (start, end) in enumerate(pairwise(cu_rows.tolist())):
-            rows, own = logits[start:end], {name: getattr(sampling, name)[b : b + 1] for name in OF_A_ROW}
-            key = b"".join(bytes_of(each) for each in (rows, *own.values()))
-            if key not in known:
-                alone = poisoned(Workspace.plan(1, num_drafts, logits.shape[1], logits.device, tile=workspace.tile))
-                cu_row = torch.tensor([0, end - start])
-                made = by_kernel(rows, cu_row, replace(sampling, **own), num_drafts, alone, **options)
-                known[key] = tuple(each[: end - start] for each in (made.maxima[0], made.sums[0], alone.cutoff))
-            for each, value in zip((stats.maxima, stats.sums, cutoff), known[key], strict=True):
-                each[b, : end - start] = value
-        return stats
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_backend, "_statistics", statistics)
+        for name in ("row_stats", "filter_rows"):
+            patch.setattr(triton_backend, name, _once(getattr(triton_backend, name)))
         yield
 
 
-OF_A_ROW = ("temperature", "top_k", "top_p", "min_p")
+def _once(kernel: Callable[..., None]) -> Callable[..., None]:
+    known: dict[tuple[bytes, str], list[Tensor]] = {}
+
+    def made(rows: Rows, cu_rows: Tensor, temperature: Tensor, *others: FilterRows | int) -> None:
+        num_places = rows.maxima.shape[1]
+        for b, (start, end) in enumerate(pairwise(cu_rows.tolist())):
+            one, places = slice(b, b + 1), slice(b * num_places, (b + 1) * num_places)
+            own = [each.part(one) if isinstance(each, FilterRows) else each for each in others]
+            filled = {"maxima": rows.maxima[one], "sums": rows.sums[one]}
+            if rows.cutoff is not None:
+                filled["cutoff"] = rows.cutoff[places]
+            alone = rows._replace(logits=rows.logits[start:end], **filled)
+            read = alone.logits, temperature[one], *(each for filters in own for each in _tensors_of(filters))
+            key = b"".join(map(_bytes_of, read)), str([each for each in own if not isinstance(each, FilterRows)])
+            if key not in known:
+                kernel(alone, torch.tensor([0, end - start]), temperature[one], *own)
+                known[key] = [each.clone() for each in filled.values()]
+            for each, value in zip(filled.values(), known[key], strict=True):
+                each.copy_(value)
+
+    return made
 
 
-def bytes_of(tensor: Tensor) -> bytes:
+def _tensors_of(filters: FilterRows | int) -> list[Tensor]:
+    return [filters.top_k, filters.top_p, filters.min_p] if isinstance(filters, FilterRows) else []
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
