@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .attention import attend_in_torch, attend_pages
 from .philox import draft_uniforms
@@ -128,4 +129,6 @@ def compiler() -> Any:
 def is_plain_linear(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether a product with its weights, as they are stored, is all that a layer computes: some quantise their input,
     and say so in a `forward` of their own; some weights are subclasses of tensors that keep quantised values."""
-    return type(layer) is nn.Linear and "forward" not in vars(layer) and type(layer.weight) is nn.Parameter
+    if type(layer) is not nn.Linear or "forward" in vars(layer):
+        return False
+    return isinstance(layer.weight, nn.Parameter) and not is_traceable_wrapper_subclass(layer.weight)
