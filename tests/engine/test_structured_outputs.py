@@ -353,6 +353,16 @@ def test_a_backend_that_fails_in_the_middle_of_a_text_ends_that_request_alone(na
     assert "it broke" in said
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=["interrupt", "exit"])
+def test_what_a_signal_raises_within_a_backend_is_no_failure_of_it(error, tokenizer):
+    grammar = RequestGrammar(FailingAt("fill", error), Vocabulary(tokenizer, len(tokenizer), frozenset()))
+    told = []
+    grammar.on_failure = told.append
+    with pytest.raises(type(error)):
+        grammar.masks([])
+    assert not told
+
+
 def test_a_proposer_that_reads_grammars_is_refused_elsewhere():
     with pytest.raises(Refusal, match="grammar@1"):
         LLM("tiny", speculative_config=PROPOSERS["forced"] | {"isolation": "process"})
