@@ -60,8 +60,9 @@ def test_commands_are_wrapped_and_can_be_copied_without_their_prompt(site):
     assert "formatCopyText(text, '$ '" in (site / "_static" / "copybutton.js").read_text()
 
 
-def test_the_index_of_decisions_lists_them_all():
+def test_the_index_of_decisions_lists_them_all_by_their_titles():
     folder = DOCS / "decisions"
-    pages = {page.name for page in folder.glob("0*.md")}
-    assert pages == set(re.findall(r"\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "index.md").read_text()))
+    pages = {page.name: page.read_text().partition("\n")[0] for page in sorted(folder.glob("0*.md"))}
+    listed = re.findall(r"\[(\d{4})\]\((.+)\): (.+)", (folder / "index.md").read_text())
+    assert pages == {name: f"# {number}: {title}" for number, name, title in listed}
     assert len(pages) <= 25
