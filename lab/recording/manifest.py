@@ -68,7 +68,7 @@ class Manifest(StrictModel):
     schema_name: Literal["specdec.recording"] = SCHEMA
     schema_version: Literal[1] = SCHEMA_VERSION
     source: str = Field(
-        default="specdec", description='who generated: "specdec", "transformers", "speculators", "specforge"'
+        default="specdec", description='who generated: "specdec", "transformers", "vllm", "speculators", "specforge"'
     )
     model: str = Field(description="the target, as it was named")
     model_fingerprint: str | None = Field(
