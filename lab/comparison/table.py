@@ -101,9 +101,10 @@ def _ratios(each: Measured, plain_seconds: Figures | None) -> dict[str, Ratio]:
     drafts = [counts.num_drafts for counts in each.counts]
     drafted = [counts.num_draft_tokens for counts in each.counts]
     accepted = [counts.num_accepted_tokens for counts in each.counts]
+    counted = drafts if any(drafts) else [1] * len(drafts)  # an acceptance length is 1 where nothing was drafted
     ratios = {
         "tokens_per_target_step": Ratio(tokens, steps),
-        "mean_acceptance_length": Ratio([sum(pair) for pair in zip(accepted, drafts, strict=True)], drafts),
+        "mean_acceptance_length": Ratio([sum(pair) for pair in zip(accepted, counted, strict=True)], counted),
         "draft_acceptance_rate": Ratio(accepted, drafted),
     }
     if each.seconds is not None:
@@ -120,8 +121,7 @@ def _row(each: Measured, ratios: Mapping[str, Ratio]) -> dict[str, Any]:
     row |= acceptance_facts(counts)
     row["draft_tokens_per_step"] = counts.num_draft_tokens / counts.num_steps
     for name, ratio in ratios.items():
-        if name != "mean_acceptance_length" or counts.num_drafts:  # 1 where nothing was drafted
-            row[name] = ratio.value
+        row[name] = ratio.value
         row[f"{name}_interval"] = ratio.interval
     return row
 

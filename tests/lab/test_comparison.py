@@ -105,6 +105,13 @@ def test_rows_are_sorted_and_say_how_far_they_are_from_the_best():
     assert rows[0]["by_category"]["b"]["speedup"] == 3
 
 
+def test_a_proposer_that_never_drafts_has_an_acceptance_length_of_1_in_its_difference_too():
+    drafting, idle = [counts((2, 2), (2, 1))] * 3, [counts((0, 0))] * 3
+    best, other = rows_of("mean_acceptance_length", drafting=drafting, idle=idle)
+    assert (best["mean_acceptance_length"], other["mean_acceptance_length"]) == (2.5, 1)
+    assert other["difference_to_best"] == 1 - 2.5
+
+
 def test_a_row_says_what_tells_5_percent_apart():
     units, seconds = [counts((2, 1))] * 4, [[2.0, 2.1, 1.9, 2.2], [2.1, 2.0, 2.0, 2.1]]
     slower = [[each * 1.2 + 0.1 * (place % 2) for place, each in enumerate(repeat)] for repeat in seconds]
