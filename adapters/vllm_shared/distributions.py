@@ -17,7 +17,7 @@ def dense_rows(
     """q of every draft, one after the other: [sum of lengths, V] float32. Nothing waits for the device.
 
     distributions: of the requests that `token_ids` holds the drafts of, in the same order. One-hot drafts become
-    one-hot rows.
+    one-hot rows. A negative id fills vLLM's step up and was not drawn: its row is 0.
     """
     places = [(request, place, token) for request, ids in enumerate(token_ids) for place, token in enumerate(ids)]
     lists = [list(column) for column in zip(*places, strict=True)]
@@ -42,7 +42,9 @@ def dense_slots(
 
 
 def _one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
-    return torch.zeros(len(tokens), vocab_size, device=tokens.device).scatter_(1, tokens[:, None], 1.0)
+    is_token = (tokens >= 0).float()
+    q = torch.zeros(len(tokens), vocab_size, device=tokens.device)
+    return q.scatter_(1, tokens.clamp(min=0)[:, None], is_token[:, None])
 
 
 def _reported(

@@ -29,7 +29,7 @@ def read_step(
         states=runner.requests,
         starts=batch.num_computed_tokens_cpu[: len(batch.req_ids)].tolist(),
         num_tokens=scheduled.num_scheduled_tokens,
-        drafts=scheduled.scheduled_spec_decode_tokens,
+        drafts=_without_padding(scheduled.scheduled_spec_decode_tokens),
         input_ids=runner.input_ids.gpu,
         input_positions=runner.positions,
         hidden=hidden_states(needs, token_ids, final, between, runner.get_model().embed_input_ids),
@@ -37,6 +37,11 @@ def read_step(
         logits=logits,
         first_rows=() if logits is None else _first_rows(batch.req_ids, scheduled.scheduled_spec_decode_tokens),
     )
+
+
+def _without_padding(drafts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """vLLM fills up the first step of a request of which one token is to be computed: with -1, which is no draft."""
+    return {request_id: [each for each in ids if each >= 0] for request_id, ids in drafts.items()}
 
 
 def _first_rows(request_ids: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> list[int]:

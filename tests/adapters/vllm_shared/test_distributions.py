@@ -70,3 +70,10 @@ def test_slots_that_are_no_drafts_are_certain_of_their_token():
     torch.testing.assert_close(q[is_draft], rows)
     assert (q[~is_draft] == torch.nn.functional.one_hot(torch.tensor(8), V)).all()
     assert (dense_slots(None, slots, is_draft, V).argmax(dim=-1) == slots).all()
+
+
+def test_what_fills_a_step_up_was_not_drawn():
+    drafts = [[4, 5], [-1, -1], [1], [9]]
+    rows = dense_rows(mixed_distributions(), drafts, V)
+    assert (rows[2:4] == 0).all(), "so that the verifier samples there from the target alone"
+    torch.testing.assert_close(rows[[0, 1, 4, 5]], dense_rows(mixed_distributions(), [[4, 5], [], [1], [9]], V))

@@ -524,6 +524,26 @@ def test_hidden_states_come_in_the_order_of_the_needs():
     assert step.positions.tolist() == [0, 1], "vLLM's buffers are longer than the step"
 
 
+def test_a_first_step_that_vllm_fills_up_verified_no_drafts():
+    """Its scheduler has as many tokens of such a request computed as of others: -1 stands for each that is none."""
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(req_ids=["old", "new"], num_computed_tokens_cpu=torch.tensor([5, 0]).numpy()),
+        requests={},
+        input_ids=SimpleNamespace(gpu=torch.arange(6, dtype=torch.int32)),
+        positions=torch.arange(6),
+        get_model=lambda: SimpleNamespace(embed_input_ids=None),
+    )
+    scheduled = SimpleNamespace(
+        total_num_scheduled_tokens=6,
+        num_scheduled_tokens={"old": 2, "new": 1 + K},
+        scheduled_spec_decode_tokens={"old": [7], "new": [-1] * K},
+        num_spec_tokens_to_schedule=K,
+    )
+    step = read_step(runner, scheduled, torch.zeros(6, 1), None, Counting.needs, torch.zeros(3 + K, V))
+    assert step.drafts == {"old": [7], "new": []}
+    assert step.first_rows == [0, 2], "the logits have a row for each"
+
+
 def enabled(driver):
     (value,) = re.findall(r"^specdec:proposer_enabled\{.*\} (.*)$", driver.published(), flags=re.MULTILINE)
     return float(value)
