@@ -125,14 +125,13 @@ def attend_pages_kernel(
         begin, stop = keys_of_tile(first_row, start, earliest, num_keys, window, chunk, GROUP, ROWS, MODE)
         segment, at, tiles = tiles_of_part(part, begin, stop, KEYS, SEGMENT, PARTS)
 
-        rows_of_query = tokens * (num_kv_heads * GROUP) + heads
-        places = rows_of_query
+        places = tokens * (num_kv_heads * GROUP) + heads
         if PARTS > 1:
             slots_of_request = request.to(tl.int64) * most_divided + rows // GROUP
             places = (slots_of_request * (num_kv_heads * GROUP) + heads) * PARTS + part
         if at < tiles:
             query = tl.load(
-                query_ptr + (rows_of_query * DIM)[:, None] + dims[None, :],
+                query_ptr + (tokens * (num_kv_heads * GROUP * DIM) + heads * DIM)[:, None] + dims[None, :],
                 mask=real[:, None] & (dims[None, :] < DIM),
                 other=0.0,
             )
@@ -332,7 +331,6 @@ def tile_of(num_rows: int, dim: int, dtype: torch.dtype, *, tree: bool) -> dict[
     rows = 16 if num_rows <= 16 or exact else 32 if num_rows <= 32 or wide else 64
     keys = 16 if exact or (tree and wide) else 32 if wide or rows == 64 or (rows == 32 and dim > 64) else 64
     warps = 8 if (rows == 64 and (tree or dim <= 64)) or (rows == 32 and wide) else 4
-    if exact and not wide:
+    if exact:
         warps = 2 if dim <= 32 else 8
-    tile = {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": 2}
-    return tile if exact and wide else tile | registers(255)  # such a tile spills if it has a bound
+    return {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": 2, **registers(255)}
