@@ -31,10 +31,8 @@ def _contained(method: Callable[Concatenate[RequestGrammar, P], T]) -> Callable[
     def answered(grammar: RequestGrammar, /, *args: P.args, **named: P.kwargs) -> T:
         try:
             return method(grammar, *args, **named)
-        except (KeyboardInterrupt, SystemExit):  # from a signal's handler: they are no fault of the backend
-            raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
-            if grammar.on_failure is None:
+            if grammar.on_failure is None or isinstance(error, (KeyboardInterrupt, SystemExit)):  # a signal's handler
                 raise
             grammar.on_failure(error)
             grammar._state = _FAILED

@@ -17,7 +17,7 @@ from .walk import Block, Walk
 
 
 class PrefixGru(nn.Module):
-    """One layer of a GRU without biases, token by token, on any device: torch has its cell for CPUs and CUDA alone."""
+    """One layer of a GRU without biases, token by token. The kernel of torch's own cell is not on every device."""
 
     def __init__(self, width: int, state_width: int) -> None:
         super().__init__()
@@ -30,10 +30,6 @@ class PrefixGru(nn.Module):
         of_state = (state @ self.weight_hh_l0.T).chunk(3, dim=-1)
         reset, update = ((a + b).sigmoid() for a, b in zip(of_input[:2], of_state[:2], strict=True))
         return (1 - update) * (of_input[2] + reset * of_state[2]).tanh() + update * state
-
-    def start(self, like: Tensor) -> Tensor:
-        """The state before any token, for as many requests as `like` [b, h] has."""
-        return like.new_zeros(len(like), self.weight_hh_l0.shape[1])
 
 
 class DominoWalk(Walk):
@@ -55,7 +51,7 @@ class DominoWalk(Walk):
     def draw(self, drawing: Drawing, block: Block) -> None:
         """Draw the block from left to right."""
         embedded = block.embed(block.anchors)
-        state = self.prefix_gru.start(embedded)
+        state = embedded.new_zeros(len(embedded), self.prefix_gru.weight_hh_l0.shape[1])  # [b, G], before any token
         for index, output in enumerate(block.drafting.unbind(dim=1)):
             state = self.prefix_gru(embedded, state)
             logits = block.logits[:, index]
