@@ -191,9 +191,9 @@ class LLM:
     def update_proposer_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the proposer new weights, by the names of its checkpoint's tensors. Tensors that are not named stay.
 
-        It happens between two steps: requests go on, drafts that wait are dropped, and the text stays what it is. Keys
-        and values that the drafter computed with old weights stay until their requests end, and draft a little worse.
-        Nothing is changed where this raises.
+        It happens between two steps: requests go on, drafts that wait are dropped, and outputs keep their distribution.
+        Keys and values that the drafter computed with old weights stay until their requests end, and draft a little
+        worse. Nothing is changed where this raises.
 
         Raises ConfigError: SD-E227 for a proposer without weights, SD-E228 for tensors that do not fit, SD-E229 where
         the draft network would be made of other parts; RequestError SD-E177 within a step.

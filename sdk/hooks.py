@@ -66,7 +66,7 @@ class VerifiedStep:
     """The verification of one step. It is borrowed: the tensor is valid during the call and may not be written."""
 
     requests: tuple[VerifiedRequest, ...]
-    logits: Tensor  # [R, V] as verification reads them: after bias and penalties, before temperature and filters
+    logits: Tensor  # [R, V] as verified: after grammars, bias and penalties, before temperature and filters
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,15 @@ OnProposerError = Literal["raise", "skip_step", "disable"]
 MAX_ERRORS = 3
 EFFECTS: dict[OnProposerError, str] = {
     "raise": "raised when the step is complete; requests keep what it committed",
-    "skip_step": "going on without these drafts; what is generated does not change",
-    "disable": f"going on without these drafts, after {MAX_ERRORS} errors without any; the output does not change",
+    "skip_step": "going on without these drafts; outputs keep their distribution",
+    "disable": f"going on without these drafts, after {MAX_ERRORS} errors without any; outputs keep their distribution",
 }
 
 
 class ContainedCalls:
     """`on_proposer_error`: "skip_step" goes on without this step's drafts; "disable" does the same and stops asking
-    after three failures; "raise" raises a ProposerError, within `raising_last` at its end. What is generated is the
-    same in each case.
+    after three failures; "raise" raises a ProposerError, within `raising_last` at its end. What is generated has
+    the same distribution in each case.
     """
 
     def __init__(

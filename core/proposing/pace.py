@@ -56,7 +56,7 @@ class Pace:
             "per step": f"draft {draft:.1f} ms, the rest {rest:.1f} ms, {tokens:.2f} tokens per request",
             "break-even": f"{(draft + rest) / rest:.2f} tokens at this draft time, or a draft time of "
             f"{(tokens - 1) * rest:.1f} ms at these tokens",
-            "seen in": f"the last {WINDOW} decoding steps; what is generated does not change",
+            "seen in": f"the last {WINDOW} decoding steps; it costs time alone",
             "try": "fewer num_speculative_tokens; where the time goes: specdec bench --profile",
         }
         logger.warning("%s", message("SD-W301", "the proposer costs more than it saves", facts, self.plugin))
