@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from specdec.core.model.model_support import locate_model
 from specdec.core.model.tokenizer import eos_token_ids
 from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
+from specdec.sdk.structured_outputs import StructuredOutputs
 
 from ..conversation import Texts
 from ..environment import environment
@@ -33,6 +35,8 @@ DECIDED = {  # by recording: a prompt's every position is computed, and each ste
 
 class VLLMSource(Source):
     """Runs vLLM, with as many requests at a time as vLLM takes."""
+
+    takes_grammars = True
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
         """Raises ConfigError: SD-E251 for sampling, SD-E279 without vLLM, SD-E280 for arguments that it does not take.
@@ -58,9 +62,22 @@ class VLLMSource(Source):
             ignore_eos=True,
             stop_token_ids=[] if params.ignore_eos else sorted(self.texts.eos_token_ids),
             detokenize=False,
+            structured_outputs=self._form(params.structured_outputs),
         )
         name = self._engine.add_request(request_id, {"prompt_token_ids": list(token_ids)}, theirs)
         (self._names if kept else self._dropped)[request_id] = name
+
+    def _form(self, asked: StructuredOutputs | None) -> Any:
+        """The form under vLLM's names. Raises ConfigError SD-E280: whitespace is of all requests there, not of each."""
+        if asked is None:
+            return None
+        theirs = self._engine.vllm_config.structured_outputs_config
+        if theirs.disable_any_whitespace != asked.disable_any_whitespace:
+            given = json.dumps({"backend": "xgrammar", "disable_any_whitespace": asked.disable_any_whitespace})
+            found = f"a prompt with disable_any_whitespace={asked.disable_any_whitespace}, which vLLM decides for all"
+            raise _refused(found, f"--vllm '{{\"structured_outputs_config\": {given}}}'")
+        options = asked.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return self._vllm.sampling_params.StructuredOutputsParams(**options)
 
     def step(self) -> Sequence[Ended]:
         ended = []

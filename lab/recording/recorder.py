@@ -53,10 +53,10 @@ def record(
 
 
 def _refuse_forms(rows: Sequence[PromptRow]) -> None:
-    """In another engine than ours nobody asks for a form."""
+    """Raise ConfigError SD-E162 where a prompt asks for a form."""
     asks = next((row.prompt_id for row in rows if row.structured_outputs is not None), None)
     if asks is not None:
-        facts = {"fix": "a dataset without structured_outputs, or --engine specdec"}
+        facts = {"fix": "a dataset without structured_outputs, or --engine specdec or vllm"}
         raise ConfigError("SD-E162", f"prompt {asks!r} asks for structured output, which is not recorded there", facts)
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.registry import PluginSettings
+from specdec.lab.comparison.variants import Variant
 from specdec.lab.datasets import load_dataset
 from specdec.lab.progress import NoProgress
 from specdec.lab.recording import Recording
 from specdec.lab.recording.recorder import record
 from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.replay.run import replay
+from specdec.lab.why.run import run_why
 
 pytestmark = pytest.mark.full
 
@@ -92,6 +96,42 @@ def test_texts_probabilities_and_states_are_those_of_our_engine(both):
         states, expected = (each.hidden_states(a.request_id) for each in both)
         assert states.shape == expected.shape
         assert torch.allclose(states, expected, atol=1e-3)
+
+
+COMPACT = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+
+
+def test_forms_are_recorded_as_our_engine_records_them(vllm_target, tmp_path):
+    done = recorded_in_vllm(vllm_target, tmp_path / "vllm", dataset="tools", vllm=json.dumps(QUICK | COMPACT))
+    assert done.returncode == 0, done.stderr[-4000:]
+    settings = RecordSettings(
+        engine=EngineConfig(model=vllm_target, max_num_seqs=2),
+        dataset_name="tools",
+        num_prompts=3,
+        output_len=40,
+        full_logits=True,
+        measure_cost=False,
+    )
+    record(settings, PluginSettings(), tmp_path / "specdec", NoProgress())
+    theirs, ours = Recording.open(tmp_path / "vllm"), Recording.open(tmp_path / "specdec")
+    for name in (*EQUAL, "structured_outputs"):
+        assert [getattr(each, name) for each in theirs] == [getattr(each, name) for each in ours], name
+    special = AutoTokenizer.from_pretrained(vllm_target).all_special_ids  # vLLM takes them for text, and we bar them
+    for each in ours:
+        assert each.structured_outputs is not None
+        allowed = [source.logits(each.request_id) > -math.inf for source in (theirs, ours)]
+        differ = (allowed[0] != allowed[1]).any(0).nonzero().flatten().tolist()
+        assert set(differ) <= set(special)
+    asked = [Variant("ngram", {"method": "ngram", "num_speculative_tokens": 4})]
+    rows = [run_why(each.folder, asked, PluginSettings(), NoProgress())["rows"][0] for each in (theirs, ours)]
+    assert rows[0]["losses"] == rows[1]["losses"]
+
+
+def test_whitespace_that_vllm_would_put_otherwise_is_refused(vllm_target, tmp_path):
+    done = recorded_in_vllm(vllm_target, tmp_path / "x", dataset="tools")
+    assert done.returncode == 2
+    assert "SD-E280" in done.stderr
+    assert json.dumps(COMPACT) in done.stderr
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
