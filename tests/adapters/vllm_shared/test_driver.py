@@ -23,7 +23,7 @@ from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError, hookimpl
-from specdec.sdk.extensions import DraftKV, Metrics, Trees
+from specdec.sdk.extensions import DraftKV, Metrics, TargetTokens, Trees
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -590,6 +590,19 @@ def test_a_closed_worker_leaves_no_page_behind_though_one_was_being_written(monk
         if thread.name == "specdec-watch":
             thread.join()
     assert list(tmp_path.iterdir()) == []
+
+
+class Likely(Counting):
+    """Is shown the likeliest tokens of each place."""
+
+    needs = Needs(history=True, state="per_request", extensions=(TargetTokens(top_k=3),))
+
+
+def test_an_idle_step_has_no_row_of_likely_tokens():
+    driver = make_driver(Likely, policy="raise")
+    driver.idle()
+    assert driver.metrics.proposer_errors == {}
+    assert driver._host.views.idle().kept.top_ids.shape == (0, 3)
 
 
 @pytest.mark.parametrize("cls", [Counting, WithDistribution, Reading, Branching, TextNetwork])
