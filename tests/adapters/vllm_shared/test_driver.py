@@ -249,6 +249,7 @@ def test_rows_are_stable_while_the_batch_is_reordered_and_requests_skip_steps(en
     assert rows == [{"a": 0, "b": 1, "c": 2}, {"c": 2, "a": 0}, {"b": 1, "c": 2, "a": 0}]
     lengths = [step.committed_length.tolist() for step in engine.proposer.steps]
     assert lengths == [[4, 4, 4], [5, 5], [5, 6, 6]]
+    assert [step.accepted_nodes for step in engine.proposer.steps] == [None] * 3, "it drafts no trees"
 
 
 def test_of_a_tree_vllm_gets_as_much_of_the_best_path_as_it_verifies_and_the_nodes_are_told():
