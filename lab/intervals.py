@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, pi, sqrt
+from math import exp, inf, pi, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -124,6 +124,7 @@ class Ratio:
 
     parts: Figures  # [U], or [R, U] where they were measured R times
     wholes: Figures  # [U] or [R, U]
+    most: float = inf  # what the ratio cannot exceed: 1 for a share
 
     @property
     def value(self) -> float:
@@ -135,13 +136,14 @@ class Ratio:
     def interval(self) -> Interval | None:
         """95 % confidence interval of the value over other units and repeats of the kind, on a logarithmic scale.
 
-        None means that the value is 0, or that there are fewer than three units: two say nothing of their spread.
+        It ends at `most`. None means that the value is 0, or that there are fewer than three units: two say nothing of
+        their spread.
         """
         spread = Spread.of(self._residuals)
         if spread is None or self.value <= 0:
             return None
         half = spread.half_width() / self.value
-        return self.value * exp(-half), self.value * exp(half)
+        return self.value * exp(-half), min(self.value * exp(half), self.most)
 
     def difference(self, other: Ratio, confidence: float = CONFIDENCE) -> tuple[float, Interval | None]:
         """Subtract the value of `other` on the same units. The interval leaves out what the units share."""

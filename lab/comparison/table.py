@@ -105,7 +105,7 @@ def _ratios(each: Measured, plain_seconds: Figures | None) -> dict[str, Ratio]:
     ratios = {
         "tokens_per_target_step": Ratio(tokens, steps),
         "mean_acceptance_length": Ratio([sum(pair) for pair in zip(accepted, counted, strict=True)], counted),
-        "draft_acceptance_rate": Ratio(accepted, drafted),
+        "draft_acceptance_rate": Ratio(accepted, drafted, most=1.0),
     }
     if each.seconds is not None:
         ratios["tokens_per_second"] = Ratio(tokens, each.seconds)

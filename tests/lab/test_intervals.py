@@ -29,6 +29,13 @@ def test_a_ratio_is_of_sums_and_needs_three_units_for_an_interval():
     assert Ratio([2, 6], [1, 2]).interval is None
 
 
+def test_an_interval_of_a_share_does_not_exceed_1():
+    accepted, drafted = [10, 10, 10, 2], [10, 10, 10, 4]
+    low, high = Ratio(accepted, drafted).interval
+    assert high > 1
+    assert Ratio(accepted, drafted, most=1).interval == (low, 1)
+
+
 def test_intervals_are_those_of_drawing_the_units_anew():
     """The plain form: ratios of 4,000 samples of the same units, with replacement."""
     random = np.random.default_rng(0)
