@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.lab.equality import Outputs
-from specdec.lab.result import places
+from specdec.lab.result import places, signed
 
 Result = Mapping[str, Any]
 NAMES = {
@@ -67,10 +67,10 @@ def _table(cell: Result) -> Table:
     for row in cell["rows"]:
         table.add_row(
             escape(row["label"]),
-            *(_figure(name, row) + (_between(row[f"{name}_interval"]) if name == sort else "") for name in shown),
+            *(_figure(name, row) + (_between(name, row) if name == sort else "") for name in shown),
             f"{row['draft_tokens_per_step']:.2f}",
             *((_depth(row), _break_even(row)) if trees else ()),
-            "best" if row is cell["rows"][0] else _difference(row),
+            "best" if row is cell["rows"][0] else _difference(sort, row),
             "yes" if row["is_on_pareto_front"] else "",
         )
     return table
@@ -172,11 +172,14 @@ def _break_even(row: Result) -> str:
     return "" if rows is None else f"{max(rows - 1, 0):.1f} drafts"
 
 
-def _between(interval: Sequence[float] | None) -> str:
-    return f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""
+def _between(name: str, row: Result) -> str:
+    interval = row[f"{name}_interval"]
+    if not interval:
+        return ""
+    low, high = [f"{100 * each:.1f}" if name == "draft_acceptance_rate" else f"{each:.2f}" for each in interval]
+    return f" ({low}-{high})"
 
 
-def _difference(row: Result) -> str:
-    interval = row["difference_to_best_interval"]
-    between = f" ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else ""
-    return f"{row['difference_to_best']:+.3f}{between}"
+def _difference(sort: str, row: Result) -> str:
+    difference, *ends = signed(sort, row["difference_to_best"], *(row["difference_to_best_interval"] or ()))
+    return f"{difference} ({' to '.join(ends)})" if ends else difference

@@ -18,6 +18,7 @@ from .comparison.variants import Variant
 from .progress import progress_for
 from .report import write_report
 from .report.content import content_of, figure_rows
+from .result import signed
 from .run import BenchSettings, RunSettings, run_bench
 from .why import run_why
 
@@ -35,7 +36,8 @@ class Result(dict[str, Any]):
     def _repr_html_(self) -> str:
         rows = [row for row in figure_rows(content_of(self)) if row["category"] == "all"]
         heads = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
-        shown = [[_shown(name, row) for name in heads] for row in rows]
+        by = self["configuration"].get("sort", "speedup")
+        shown = [[_shown(name, row, by) for name in heads] for row in rows]
         return _table(shown, [COLUMNS[name] for name in heads])
 
 
@@ -57,18 +59,18 @@ def _table(rows: Iterable[Sequence[str]], head: Sequence[str]) -> str:
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _shown(name: str, row: Mapping[str, Any]) -> str:
-    """A figure with its unit, and its interval where there is one."""
+def _shown(name: str, row: Mapping[str, Any], by: str) -> str:
+    """A figure with its unit, and its interval where there is one. by: what the differences are of."""
     value = row.get(name)
     if value is None or isinstance(value, str):
         return value or ""
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if name == "difference_to_best" and not value:
         return "best"
-    form = {"speedup": "{:.2f}x", "difference_to_best": "{:+.3f}", "tokens_per_second": "{:.1f}"}.get(name, "{:.2f}")
-    form = "{:.1%}" if name == "draft_acceptance_rate" else form
-    between = "" if low is None or high is None else f" ({form.format(low)} to {form.format(high)})"
-    return form.format(value) + between
+    form = {"speedup": "{:.2f}x", "draft_acceptance_rate": "{:.1%}", "tokens_per_second": "{:.1f}"}.get(name, "{:.2f}")
+    numbers = [value] if low is None or high is None else [value, low, high]
+    texts = signed(by, *numbers) if name == "difference_to_best" else [form.format(each) for each in numbers]
+    return texts[0] + (f" ({' to '.join(texts[1:])})" if texts[1:] else "")
 
 
 def bench(

@@ -29,6 +29,11 @@ def places(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def signed(by: str, *differences: float) -> list[str]:
+    """Differences of a figure as texts. Those of a rate are in percentage points, as rates are shown in percent."""
+    return [f"{100 * each:+.1f} pp" if by == "draft_acceptance_rate" else f"{each:+.3f}" for each in differences]
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of each repeat, by category."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..result import places
+from ..result import places, signed
 
 Facts = Mapping[str, Any]
 
@@ -101,8 +101,8 @@ def difference_sections(cell: Facts, place: str) -> Iterator[Facts]:
         between, told = "unknown", "unknown"
         if row["difference_to_best_interval"]:
             low, high = row["difference_to_best_interval"]
-            between, told = f"{low:+.3f} to {high:+.3f}", "no: 0 is inside" if low <= 0 <= high else "yes"
-        shown.append([row["label"], f"{row['difference_to_best']:+.3f}", between, told])
+            between, told = " to ".join(signed(by, low, high)), "no: 0 is inside" if low <= 0 <= high else "yes"
+        shown.append([row["label"], *signed(by, row["difference_to_best"]), between, told])
     columns = ["proposer", f"{NAMES.get(by, by)}, to the best", "95 % interval, paired", "told apart"]
     yield {"title": f"Differences on the same prompts: {place}", "columns": columns, "rows": shown}
 

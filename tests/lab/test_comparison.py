@@ -5,14 +5,17 @@ from math import ceil
 import numpy as np
 import pytest
 
+from specdec.cli._compare_view import _between, _difference
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
 from specdec.lab.comparison import Sweep, run_compare, run_compare_recorded, variants
 from specdec.lab.comparison.table import Measured, comparison_facts
+from specdec.lab.notebook import Result
 from specdec.lab.progress import NoProgress
 from specdec.lab.recording.recorder import record
 from specdec.lab.recording.settings import RecordSettings
+from specdec.lab.report.content import difference_sections
 from specdec.lab.run import BenchSettings, RunSettings, run_bench
 from specdec.sdk import ConfigError
 
@@ -110,6 +113,19 @@ def test_a_proposer_that_never_drafts_has_an_acceptance_length_of_1_in_its_diffe
     best, other = rows_of("mean_acceptance_length", drafting=drafting, idle=idle)
     assert (best["mean_acceptance_length"], other["mean_acceptance_length"]) == (2.5, 1)
     assert other["difference_to_best"] == 1 - 2.5
+
+
+def test_a_rate_and_its_differences_are_in_percent_and_percentage_points():
+    good, bad = [counts((10, each)) for each in (10, 10, 6)], [counts((10, each)) for each in (4, 5, 6)]
+    rows = rows_of("draft_acceptance_rate", good=good, bad=bad)
+    assert rows[0]["draft_acceptance_rate_interval"][1] == 1
+    assert _between("draft_acceptance_rate", rows[0]).endswith("-100.0)")
+    assert _difference("draft_acceptance_rate", rows[1]).startswith("-36.7 pp (-")
+    run = {"model": "m", "sort": "draft_acceptance_rate"}
+    [section] = difference_sections({"rows": rows, "configuration": run}, "here")
+    assert section["rows"][1][1] == "-36.7 pp"
+    html = Result(rows=rows, configuration=run, environment={})._repr_html_()
+    assert "<td>-36.7 pp (-" in html
 
 
 def test_a_row_says_what_tells_5_percent_apart():
