@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -38,7 +39,10 @@ class EarlierRun:
         self._configuration: Mapping[str, Any] = result["configuration"]
         self._environment: Mapping[str, Any] = result["environment"]
         try:
-            self.timing = Timing(tuple(_seconds(repeat) for repeat in result["repeats"]))
+            num_tokens = Counter[str]()
+            for request in result["requests"]:
+                num_tokens[request["category"]] += len(request["output_token_ids"])
+            self.timing = Timing(tuple(_seconds(repeat) for repeat in result["repeats"]), num_tokens)
             self.outputs: dict[str, tuple[int, ...]] = {
                 request["prompt_id"]: tuple(request["output_token_ids"]) for request in result["requests"]
             }
@@ -67,6 +71,7 @@ class EarlierRun:
             raise ConfigError("SD-E167", f"{str(self._path)!r} is a run unlike this one", facts)
         ids, categories = {each.prompt_id for each in prompts}, {each.category for each in prompts}
         whole = self.timing.repeats and all(repeat.keys() == categories for repeat in self.timing.repeats)
+        whole = whole and all(self.timing.tokens(category) for category in categories)
         if not whole or self.outputs.keys() != ids:
             raise _no_result(self._path, "no repeat, or other prompts and categories than its prompts_sha256 says")
 

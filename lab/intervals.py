@@ -155,10 +155,6 @@ class Ratio:
         """The spread of the difference between the two."""
         return Spread.of(self._residuals - other._residuals)
 
-    def of_units(self, chosen: Sequence[int]) -> Ratio:
-        """The same over some of the units."""
-        return Ratio(_table(self.parts)[:, chosen], _table(self.wholes)[:, chosen])
-
     @property
     def _residuals(self) -> np.ndarray:
         """[R, U], what each adds to the value's error, by linearisation (Cochran, Sampling Techniques, chapter 6)."""

@@ -36,14 +36,20 @@ def signed(by: str, *differences: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each repeat, by category."""
+    """Seconds of each repeat and output tokens of one, by category."""
 
     repeats: tuple[dict[str, float], ...]
+    num_tokens: Mapping[str, int]
 
     @classmethod
     def of(cls, repeats: Sequence[Sequence[Pass]]) -> Timing:
         """The times of what one engine ran."""
-        return cls(tuple({each.category: each.seconds for each in passes} for passes in repeats))
+        num_tokens = {each.category: each.acceptance.num_committed_tokens for each in repeats[0]}
+        return cls(tuple({each.category: each.seconds for each in passes} for passes in repeats), num_tokens)
+
+    def tokens(self, category: str | None = None) -> int:
+        """Output tokens of one repeat, of one category or in total."""
+        return sum(number for name, number in self.num_tokens.items() if category in (None, name))
 
     def each(self, category: str | None = None) -> list[float]:
         """Seconds of each repeat, of one category or in total."""
@@ -62,8 +68,15 @@ class Baseline:
     paired: bool  # whether repeat i ran beside repeat i of what it is compared with
 
     def speedup(self, timing: Timing, category: str | None = None) -> float:
-        """Plain time / time, each the sum over prompts and the mean over repeats; not a mean of ratios."""
-        return self.timing.mean(category) / timing.mean(category)
+        """Plain time / time for as many tokens, each the sum over prompts and the mean over repeats.
+
+        It is no mean of ratios.
+        """
+        return self.timing.mean(category) / timing.mean(category) * self.scale(timing, category)
+
+    def scale(self, timing: Timing, category: str | None = None) -> float:
+        """Output tokens / plain decoding's: not 1 where texts differ in length, as drawn ones do."""
+        return timing.tokens(category) / self.timing.tokens(category)
 
     def interval(self, timing: Timing, category: str | None = None) -> tuple[float, float] | None:
         """95 % confidence interval of the speed-up: Student's t on the logarithms of the paired repeats' ratios.
@@ -73,7 +86,8 @@ class Baseline:
         if not self.paired or len(timing.repeats) < 2:
             return None
         pairs = zip(self.timing.each(category), timing.each(category), strict=True)
-        logs = [math.log(plain / seconds) for plain, seconds in pairs]
+        scale = self.scale(timing, category)
+        logs = [math.log(plain / seconds * scale) for plain, seconds in pairs]
         half, centre = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs)), fmean(logs)
         return math.exp(centre - half), math.exp(centre + half)
 
@@ -127,7 +141,7 @@ def timing_facts(
         "speedup": baseline.speedup(timing, category) if baseline else None,
         "speedup_interval": baseline.interval(timing, category) if baseline else None,
         "tokens_per_second": num_tokens / seconds,
-        "baseline_tokens_per_second": num_tokens / plain if plain else None,
+        "baseline_tokens_per_second": baseline.timing.tokens(category) / plain if baseline and plain else None,
     }
 
 
@@ -143,7 +157,7 @@ def run_facts(repeats: Sequence[Sequence[Pass]], baseline: Baseline | None) -> d
     return {
         **timing_facts(timing, baseline, total["num_output_tokens"]),
         **total,
-        **break_even_facts(timing.mean(), baseline.timing.mean() if baseline else None, total),
+        **break_even_facts(timing.mean(), baseline.timing.mean() * baseline.scale(timing) if baseline else None, total),
         "proposer_propose_calls": sum(each.num_propose_calls for each in first),
         "by_category": by_category,
         "time_shares": time_shares([each for passes in repeats for each in passes]),
@@ -157,7 +171,7 @@ def break_even_facts(seconds: float, plain_seconds: float | None, total: Mapping
     In tokens: with the rows that it has. In rows: with the tokens that it has, if each row costs as much as those it
     has cost on average, drafting included.
 
-    plain_seconds: of the same tokens by plain decoding. None means unknown. total: of `acceptance_facts`.
+    plain_seconds: of as many tokens by plain decoding. None means unknown. total: of `acceptance_facts`.
     """
     step = seconds / total["num_target_steps"]
     plain = plain_seconds / total["num_output_tokens"] if plain_seconds else None

@@ -11,7 +11,7 @@ from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.registry import PluginSettings
 
 from ..environment import load_per_core, machine_facts
-from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns, units_of
+from ..measure import Pass, TimedEngine, outputs_of, take_turns, units_of
 from ..progress import NoProgress
 from ..prompts import BenchPrompt, Chosen, choose
 from ..result import SCHEMA_VERSION, equality_facts, request_facts, time_shares
@@ -116,12 +116,12 @@ def _result(
         )
         for place, variant in enumerate(variants, start=1)
     ]
-    num_tokens = summed(each.acceptance for each in turns[0][0]).num_committed_tokens
+    plain_tokens = [each.acceptance.num_committed_tokens for each in turns[0][0]]
     categories, size = [unit[0].category for unit in units], len(chosen.prompts) / len(units)
     seconds = fmean(map(sum, plain_seconds))
     return {
-        "baseline": {"seconds": seconds, "tokens_per_second": num_tokens / seconds},
-        "rows": comparison_facts(measured, categories, plain_seconds, sort, tell_apart, size),
+        "baseline": {"seconds": seconds, "tokens_per_second": sum(plain_tokens) / seconds},
+        "rows": comparison_facts(measured, categories, plain_seconds, sort, tell_apart, size, plain_tokens),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -24,7 +24,7 @@ class Measured:
     label: str
     facts: Mapping[str, Any]  # what else its row says
     counts: Sequence[RequestMetrics]  # by unit
-    seconds: Sequence[Sequence[float]] | None  # by repeat and unit; None: no time is known
+    seconds: Figures | None  # by repeat and unit; None: no time is known
 
 
 TIMED = ("speedup", "tokens_per_second")
@@ -50,22 +50,26 @@ def comparison_facts(
     sort: str,
     tell_apart: float = TELL_APART,
     prompts_per_unit: float = 1,
+    plain_tokens: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each variant, the best one first.
 
     categories: of each unit. plain_seconds: plain decoding's times by unit, or by repeat and unit. None means unknown.
-    sort: one of FIGURES, of which more is better. prompts_per_unit: on average.
+    sort: one of FIGURES, of which more is better. prompts_per_unit: on average. plain_tokens: plain decoding's output
+    tokens by unit. None means as many as every variant has.
 
     Intervals of the differences to the best hold for all rows together. Which row is the best was decided by the same
     figures. So Bonferroni's bound is taken over every pair of rows.
     """
     confidence = 1 - (1 - CONFIDENCE) / max(len(measured) * (len(measured) - 1) // 2, 1)
-    ranked = [(each, _ratios(each, plain_seconds)) for each in measured]
+    ranked = [(each, _ratios(each, plain_seconds, plain_tokens)) for each in measured]
     ranked.sort(key=lambda pair: -pair[1][sort].value)
-    rows = [_row(*pair) | {"by_category": _by_category(*pair, categories)} for pair in ranked]
-    if plain_seconds is not None:
-        for row in rows:
-            row |= break_even_facts(row["seconds"], _total(plain_seconds), row) if row["seconds"] else {}
+    rows = [
+        _row(*pair) | {"by_category": _by_category(pair[0], categories, plain_seconds, plain_tokens)} for pair in ranked
+    ]
+    for row, (_, ratios) in zip(rows, ranked, strict=True):
+        if "speedup" in ratios and row["seconds"]:
+            row |= break_even_facts(row["seconds"], _total(ratios["speedup"].parts), row)
     best = ranked[0][1][sort]
     for row, (_, ratios) in zip(rows, ranked, strict=True):
         difference, interval = ratios[sort].difference(best, confidence)
@@ -94,7 +98,9 @@ def _total(seconds: Figures) -> float:
     return float(np.atleast_2d(np.asarray(seconds)).mean(axis=0).sum())
 
 
-def _ratios(each: Measured, plain_seconds: Figures | None) -> dict[str, Ratio]:
+def _ratios(
+    each: Measured, plain_seconds: Figures | None, plain_tokens: Sequence[int] | None = None
+) -> dict[str, Ratio]:
     """The figures that are known, by name: each is a ratio of sums over units."""
     steps = [counts.num_steps for counts in each.counts]
     tokens = [counts.num_committed_tokens for counts in each.counts]
@@ -110,8 +116,18 @@ def _ratios(each: Measured, plain_seconds: Figures | None) -> dict[str, Ratio]:
     if each.seconds is not None:
         ratios["tokens_per_second"] = Ratio(tokens, each.seconds)
         if plain_seconds is not None:
-            ratios["speedup"] = Ratio(plain_seconds, each.seconds)
+            ratios["speedup"] = Ratio(_for_as_many(tokens, plain_seconds, plain_tokens or tokens), each.seconds)
     return ratios
+
+
+def _for_as_many(tokens: Sequence[int], plain_seconds: Figures, plain_tokens: Sequence[int]) -> Figures:
+    """Plain decoding's seconds by unit, as they would be for as many tokens in all.
+
+    The last term sums up to 0. It brings what the tokens vary between units into the interval, by linearisation.
+    """
+    now, plain, seconds = (np.asarray(each, dtype=float) for each in (tokens, plain_tokens, plain_seconds))
+    varied = now / now.mean() - plain / plain.mean()
+    return np.asarray(now.sum() / plain.sum() * (seconds + seconds.mean() * varied))
 
 
 def _row(each: Measured, ratios: Mapping[str, Ratio]) -> dict[str, Any]:
@@ -126,16 +142,20 @@ def _row(each: Measured, ratios: Mapping[str, Ratio]) -> dict[str, Any]:
     return row
 
 
-def _by_category(each: Measured, ratios: Mapping[str, Ratio], categories: Sequence[str]) -> dict[str, Any]:
+def _by_category(
+    each: Measured, categories: Sequence[str], plain_seconds: Figures | None, plain_tokens: Sequence[int] | None
+) -> dict[str, Any]:
     found = {}
     for category in dict.fromkeys(categories):
         chosen = [unit for unit, name in enumerate(categories) if name == category]
-        counts = summed(each.counts[unit] for unit in chosen)
-        found[category] = acceptance_facts(counts)
+        times = (None if table is None else np.asarray(table)[..., chosen] for table in (each.seconds, plain_seconds))
+        seconds, plain = times
+        part = replace(each, counts=[each.counts[unit] for unit in chosen], seconds=seconds)
+        found[category] = acceptance_facts(summed(part.counts))
+        ratios = _ratios(part, plain, plain_tokens and [plain_tokens[unit] for unit in chosen])
         for name in TIMED:
             if name in ratios:
-                part = ratios[name].of_units(chosen)
-                found[category] |= {name: part.value, f"{name}_interval": part.interval}
+                found[category] |= {name: ratios[name].value, f"{name}_interval": ratios[name].interval}
     return found
 
 

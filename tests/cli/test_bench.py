@@ -230,6 +230,8 @@ def changed(result, number):
         result["repeats"] = []
     elif number == "no request":
         del result["requests"][0]
+    elif number == "no token":
+        result["requests"] = [each | {"output_token_ids": []} for each in result["requests"]]
     elif number == "no category":
         result["repeats"][0]["by_category"].popitem()
     else:
@@ -237,7 +239,10 @@ def changed(result, number):
     return result
 
 
-@pytest.mark.parametrize("change", ["1.5", 0, -1.0, float("inf"), None, "no repeat", "no request", "no category"])
+LACKING = ["no repeat", "no request", "no category", "no token"]
+
+
+@pytest.mark.parametrize("change", ["1.5", 0, -1.0, float("inf"), None, *LACKING])
 def test_a_baseline_that_lacks_a_figure_is_refused(plain, change):
     result = json.loads(plain.read_text())
     prompts = [BenchPrompt(each["prompt_id"], each["category"], (), None) for each in result["requests"]]

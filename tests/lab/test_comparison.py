@@ -108,6 +108,23 @@ def test_rows_are_sorted_and_say_how_far_they_are_from_the_best():
     assert rows[0]["by_category"]["b"]["speedup"] == 3
 
 
+def test_texts_of_other_lengths_are_compared_by_the_time_for_a_token():
+    units, seconds = [counts((2, 2))] * 2 + [counts((2, 0))], [[2.0, 2.1, 1.9], [2.2, 2.0, 1.8]]
+    measured, plain = [Measured("x", {}, units, seconds)], [4.0, 5.0, 6.0]
+
+    def row(plain_tokens):
+        return comparison_facts(measured, ["a", "a", "b"], plain, "speedup", plain_tokens=plain_tokens)[0]
+
+    alike, longer, uneven = row([3, 3, 1]), row([6, 6, 2]), row([1, 6, 7])
+    assert alike == row(None)
+    assert longer["speedup"] == alike["speedup"] / 2
+    assert longer["speedup_interval"] == pytest.approx([each / 2 for each in alike["speedup_interval"]])
+    assert uneven["speedup"] == pytest.approx(uneven["tokens_per_second"] / (14 / 15.0))
+    assert uneven["by_category"]["b"]["speedup"] == pytest.approx(6 / 1.85 / 7)
+    assert np.ptp(np.log(uneven["speedup_interval"])) > np.ptp(np.log(alike["speedup_interval"]))
+    assert uneven["break_even_tokens_per_step"] == pytest.approx(uneven["tokens_per_target_step"] / uneven["speedup"])
+
+
 def test_a_proposer_that_never_drafts_has_an_acceptance_length_of_1_in_its_difference_too():
     drafting, idle = [counts((2, 2), (2, 1))] * 3, [counts((0, 0))] * 3
     best, other = rows_of("mean_acceptance_length", drafting=drafting, idle=idle)

@@ -26,6 +26,17 @@ def test_speedup_is_total_time_over_total_time():
     assert facts["by_category"]["a"]["speedup"] == pytest.approx(4.2 / 2.2)
 
 
+def test_texts_of_other_lengths_are_compared_by_the_time_for_a_token():
+    longer = [[one_pass("a", 2.0, num_steps=8), one_pass("b", 7.0, num_steps=4)]] * 2
+    baseline, even = Baseline(Timing.of(longer), paired=True), Baseline(Timing.of([PLAIN[0]] * 2), paired=True)
+    facts = run_facts(REPEATS, baseline)
+    assert facts["by_category"]["a"]["speedup"] == even.speedup(TIMING, "a") / 2
+    assert facts["by_category"]["b"]["speedup"] == even.speedup(TIMING, "b")
+    assert facts["speedup"] == pytest.approx(facts["tokens_per_second"] / facts["baseline_tokens_per_second"])
+    assert facts["speedup_interval"] == pytest.approx([each * 2 / 3 for each in even.interval(TIMING)])
+    assert facts["break_even_tokens_per_step"] == pytest.approx(facts["tokens_per_target_step"] / facts["speedup"])
+
+
 def test_interval_is_that_of_students_t_on_log_ratios():
     # ratios 3.0 and 10 / 3.4 of two pairs: mean log 1.088711, standard deviation 0.0140026, t(1) = 12.706
     low, high = BASELINE.interval(TIMING)
