@@ -33,7 +33,7 @@ from . import fingerprint
 from .manifest import Manifest, plain
 from .request import RecordedRequest
 from .shards import pyarrow
-from .writer import RecordingWriter
+from .writer import RecordingWriter, reserved
 
 SPECULATORS, SPECFORGE = "speculators", "specforge"
 CHECKPOINTS = ("*.ckpt", "*.ckpt.gz")
@@ -62,11 +62,19 @@ def import_data(
     hidden_states: the layers that the data set holds, in their order. Empty means that states are left out.
     max_disk: as of `RecordingWriter`.
 
-    Raises ConfigError: SD-E250 for data that cannot be read, SD-E243, SD-E247 and SD-E248 of the folder.
+    Raises ConfigError: SD-E250 for data that cannot be read, SD-E187, SD-E243, SD-E247 and SD-E248 of the folder.
     """
     kind = SPECFORGE if any(any(source.rglob(pattern)) for pattern in CHECKPOINTS) else SPECULATORS
     manifest, tokenizer = target_manifest(config, kind, str(source), tuple(hidden_states))
-    writer = RecordingWriter(folder, manifest, max_disk=max_disk)
+    with reserved(folder):
+        writer = RecordingWriter(folder, manifest, max_disk=max_disk)
+        _write(source, kind, writer, tokenizer)
+        return writer.finish()
+
+
+def _write(source: Path, kind: str, writer: RecordingWriter, tokenizer: Any) -> None:
+    """Add every request of a data set."""
+    manifest = writer.manifest
     size = int(manifest.target["hidden_size"]) * len(manifest.hidden_states)
     number = 0
     vocab_size = int(manifest.target["vocab_size"])
@@ -81,7 +89,6 @@ def import_data(
                 writer.add(request, _states(row, stop, size) if size else None)
     if not number:
         raise _unreadable(source, "it holds no row with a token to train on")
-    return writer.finish()
 
 
 def _speculators(source: Path) -> Iterator[ForeignRow]:

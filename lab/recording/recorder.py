@@ -21,9 +21,7 @@ from .session import RecordingSession
 from .settings import RecordSettings
 from .shards import pyarrow
 from .source import Source
-from .writer import RecordingWriter, require_folder
-
-TOKENIZER = "tokenizer"
+from .writer import RecordingWriter, reserved
 
 
 def record(
@@ -39,15 +37,14 @@ def record(
     or a dataset raises.
     """
     pyarrow()  # before a target is loaded
-    require_folder(folder)
     rows = spread(settings.rows(plugins), settings.num_prompts)
     progress.stage("loading")
-    with closing(inside(settings, plugins)) as source:
+    with reserved(folder), closing(inside(settings, plugins)) as source:
         if not source.takes_grammars:
             _refuse_forms(rows)
         writer = RecordingWriter(folder, _manifest(settings, source, rows), max_disk=settings.max_disk)
         if source.texts.tokenizer is not None:
-            source.texts.tokenizer.save_pretrained(folder / TOKENIZER)
+            writer.save_tokenizer(source.texts.tokenizer)
         _record(settings, source, rows, writer, progress)
         return writer
 
@@ -73,10 +70,8 @@ def _record(
         for ended in session.run(rows):
             progress.finished(ended.metrics)
             progress.written(writer.num_bytes)
-    except KeyboardInterrupt:
+    finally:  # where a request fails or the run is interrupted, too
         writer.flush()
-        raise
-    writer.flush()
     cost = writer.manifest.cost
     if settings.measure_cost and source.measures_cost and not cost.rows and session.prompts:
         progress.stage("measuring steps")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from .shards import HIDDEN, LOGITS, pyarrow, tensor_name, write_shard
 
 logger = logging.getLogger("specdec")
 
+TOKENIZER = "tokenizer"
 SHARD_REQUESTS, SHARD_BYTES, SHARD_SECONDS = 256, 64 * 2**20, 30.0
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, None}  # None: of a library that says only a text
 FREE_TO_CHANGE: Mapping[str, bool | set[str]] = {
@@ -76,6 +79,16 @@ class RecordingWriter:
         self._requests, self._tensors = [], {}
         self._held, self._since = 0, time.monotonic()
 
+    def save_tokenizer(self, tokenizer: Any) -> None:
+        """Put the target's tokenizer into the folder. Raises ConfigError SD-E187 or SD-E248."""
+        with self._naming_disk():
+            try:
+                tokenizer.save_pretrained(self.folder / TOKENIZER)
+            except Exception as error:
+                if "(os error " not in str(error):  # its library has no class for those of the disk
+                    raise
+                raise OSError(None, str(error)) from error
+
     def finish(self, **changes: object) -> Manifest:
         """Write what is held, and the manifest as complete. changes: of the manifest. Returns it."""
         self.flush()
@@ -122,29 +135,42 @@ class RecordingWriter:
             raise (self._full(error.strerror or str(error)) if full else _unwritable(self.folder, error)) from error
 
 
-def require_folder(folder: Path) -> None:
-    """Raise, before a target is loaded, if a folder can hold no recording.
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Make a folder if there is none, and keep other processes from recording into it. A process that ends lets it go.
 
-    Raises ConfigError: SD-E187 for what is no folder or cannot be written, SD-E247 if it holds something else.
+    Raises ConfigError: SD-E187 for what is no folder or cannot be written, SD-E247 if it holds something else, or if
+    another process records into it.
     """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+            if not (folder / MANIFEST).exists() and any(folder.iterdir()):
+                raise _another(folder, "the folder holds other files")
+            if sys.platform != "win32":
+                lock = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, lock)
+                _lock(lock, folder)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        yield
+
+
+def _lock(opened: int, folder: Path) -> None:
+    import fcntl  # not on every system
+
     try:
-        nearest = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-        if not nearest.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
-        if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
-            raise _another(folder, "the folder holds other files")
-    except OSError as error:
-        raise _unwritable(folder, error) from error
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _another(folder, "another process records into it now", "name another folder, or wait") from error
+    except OSError as error:  # of a file system without such locks
+        logger.debug("%s cannot be locked: %s", folder, error)
 
 
-def _another(folder: Path, found: str) -> ConfigError:
-    facts = {
-        "found": found,
-        "looked in": folder.absolute(),
-        "fix": "name another folder, or the same settings",
-    }
+def _another(folder: Path, found: str, fix: str = "name another folder, or the same settings") -> ConfigError:
+    facts = {"found": found, "looked in": folder.absolute(), "fix": fix}
     return ConfigError("SD-E247", f"{str(folder)!r} is not the recording to go on with", facts)
 
 

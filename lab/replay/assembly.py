@@ -31,7 +31,7 @@ from specdec.sdk.ranges import INT32_MAX
 
 from ..recording import Recording
 from ..recording.manifest import not_a_recording
-from ..recording.recorder import TOKENIZER
+from ..recording.writer import TOKENIZER
 from .playback import Playback
 from .stand_in import RecordedTarget, require_same_model
 

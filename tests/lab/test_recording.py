@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import resource
 import signal
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from specdec import LLM
 from specdec.core.model.model_support import locate_model
+from specdec.core.model.tokenizer import load_tokenizer
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Cost, Manifest, RecordedRequest, Recording, RecordingWriter, shards, writer
 from specdec.lab.recording.in_specdec import EngineSource
 from specdec.lab.recording.recorder import record
 from specdec.lab.recording.settings import RecordSettings
+from specdec.lab.recording.writer import reserved
 from specdec.sdk import ConfigError
 
 
@@ -231,6 +234,54 @@ def test_another_recording_in_the_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds other files") as raised:
         RecordingWriter(tmp_path / "y", MANIFEST)
     assert raised.value.code == "SD-E247"
+
+
+def test_a_folder_takes_one_recording_at_a_time_and_outlives_a_killed_one(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from specdec.lab.recording.writer import reserved\n"
+        "with reserved(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process records into it") as raised:
+            record(settings(), PluginSettings(), tmp_path / "x", Quiet(), NeverLoaded)
+        assert raised.value.code == "SD-E247"
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+    with reserved(tmp_path / "x"):
+        pass
+
+
+def test_what_ended_is_kept_where_a_later_request_fails(tmp_path, monkeypatch):
+    kept = RecordingWriter.add
+
+    def fails_at_the_second(self, *request):
+        if self._requests:
+            raise RuntimeError("of the engine")
+        kept(self, *request)
+
+    monkeypatch.setattr(RecordingWriter, "add", fails_at_the_second)
+    with pytest.raises(RuntimeError, match="of the engine"):
+        make(tmp_path / "x")
+    assert len(Recording.open(tmp_path / "x")) == 1
+
+
+@pytest.mark.parametrize(("limit", "said"), [(0, "large"), (20_000, "os error 27")])
+def test_a_disk_that_is_full_at_the_tokenizer_is_named(tmp_path, limit, said):
+    tokenizer = load_tokenizer(None, locate_model("tiny"), trust_remote_code=False)
+    recorder = RecordingWriter(tmp_path / "x", MANIFEST)
+    earlier = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, earlier[0][1]))
+    try:
+        with pytest.raises(ConfigError, match=said) as raised:
+            recorder.save_tokenizer(tokenizer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, earlier[0])
+        signal.signal(signal.SIGXFSZ, earlier[1])
+    assert raised.value.code == "SD-E248"
 
 
 def test_a_recording_is_gone_on_with_by_an_engine_that_gets_other_memory(tmp_path):
