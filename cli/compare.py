@@ -46,7 +46,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     model: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Targets, or recordings, on which nothing is timed; each by itself."),
+        typer.Argument(metavar="MODEL...", help="Targets, or recordings, whose times are predicted; each by itself."),
     ],
     speculative_config: SpeculativeOption = None,
     *,
@@ -109,12 +109,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
     replayed = partial(run_compare_recorded, **asked, sort=by, device=device, repeat=measuring.repeat)
     runs = [partial(replayed, Path(each)) for each in recordings]
     models = [each for each in model if each not in recordings]
-    for each, named in product(models, datasets):
+    read: dict[int, Any] = {}  # rows by data set, each read once: it may be a pipe
+    for each, (place, named) in product(models, enumerate(datasets)):
         config = engine.config(each, max_num_seqs=prompts.max_concurrency, enable_profiling=measuring.profile)
         settings = RunSettings(engine=config, **prompts.settings, **measuring.settings, **named)
         locate_model(config.model)
-        settings.rows(session.settings)
-        runs.append(partial(run_compare, settings, **asked, sort=by or "speedup"))
+        read[place] = read.get(place) or settings.rows(session.settings)
+        runs.append(partial(run_compare, settings, **asked, sort=by or "speedup", rows=read[place]))
     cells: list[dict[str, Any]] = []
     result: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "compare", "cells": cells}
     try:

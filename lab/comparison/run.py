@@ -10,6 +10,7 @@ from typing import Any
 from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.registry import PluginSettings
 
+from ..dataset_files import PromptRow
 from ..environment import load_per_core, machine_facts
 from ..measure import Pass, TimedEngine, outputs_of, take_turns, units_of
 from ..progress import NoProgress
@@ -38,20 +39,21 @@ def run_compare(
     sort: str,
     *,
     tell_apart: float = TELL_APART,
+    rows: Sequence[PromptRow] | None = None,
 ) -> dict[str, Any]:
     """Measure every variant, and plain decoding once, on the same prompts in interleaved turns.
 
     A turn is one unit: as many prompts of a category as run at the same time. Every engine runs a unit before the next
     unit begins, so that slow changes of the machine meet all alike. Each engine holds a target of its own. sort,
-    tell_apart: as of `comparison_facts`. Returns the result as it is written to a file. Raises SpecdecError before
-    anything is timed where that can be known.
+    tell_apart: as of `comparison_facts`. rows: of the data set. None means that it is read here. Returns the result as
+    it is written to a file. Raises SpecdecError before anything is timed where that can be known.
     """
     require_figure(sort)
     load = load_per_core()
     model, _ = with_verifier(settings.engine.model, None)
     resolved = [with_verifier(settings.engine.model, each.speculative_config)[1] for each in variants]
     settings = settings.replace(engine=settings.engine.replace(model=model))
-    rows = settings.rows(plugins)
+    rows = settings.rows(plugins) if rows is None else rows
     with ExitStack() as stack:
         engines = []
         for asked in (None, *resolved):

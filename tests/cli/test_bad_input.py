@@ -41,6 +41,17 @@ def test_two_speculative_configs_are_refused_by_name(verb):
     assert second in result.stderr
 
 
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+
+
+def test_a_data_set_of_a_comparison_may_be_a_pipe():
+    engine = "--output-len 4 --num-prompts 1 --repeat 1 --warmup 0 --check-equal off -q"
+    prompts = """--dataset custom=<(echo '{"prompt": "a b a b"}')"""
+    done = in_a_shell(f"""specdec compare tiny tiny -sc '{NGRAM}' {engine} {prompts}""")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 prompt, 1 repeat\n") == 2
+
+
 def test_a_served_proposer_is_named_once(tmp_path):
     address = f"ipc://{tmp_path}/socket"
     result = invoke("serve-proposer", "ngram", "--target", "tiny", "--listen", address, "-sc", '{"method": "suffix"}')
