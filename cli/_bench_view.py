@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specdec.core.model.text_equality import TextEquality
 from specdec.lab.equality import Outputs
+from specdec.lab.progress import counted
 
 Result = Mapping[str, Any]
 
@@ -52,9 +53,9 @@ def _parts(result: Result) -> Iterator[RenderableType]:
 
 def _header(result: Result) -> Text:
     run, machine = result["configuration"], result["environment"]
-    hardware = _count(machine["threads"], "CPU thread") if run["device"] == "cpu" else machine["gpu_model"]
+    hardware = counted(machine["threads"], "CPU thread") if run["device"] == "cpu" else machine["gpu_model"]
     skipped = result["num_prompts_skipped"]
-    prompts = _count(result["num_prompts"], "prompt")
+    prompts = counted(result["num_prompts"], "prompt")
     if skipped:
         prompts += f"; {skipped} skipped: longer than max_model_len {run['max_model_len']} - {run['output_len']}"
     sampling = "greedy" if run["temperature"] == 0 else f"temperature {run['temperature']:g}, seed {run['seed']}"
@@ -64,7 +65,7 @@ def _header(result: Result) -> Text:
         f"  proposer  {_proposer(run)}",
         f"  dataset   {run['dataset_name']} ({prompts})",
         f"  run       {run['output_len']} output tokens, {_concurrency(result)}, {sampling}, "
-        + _count(run["repeat"], "repeat"),
+        + counted(run["repeat"], "repeat"),
     )
     return Text("\n".join(lines))
 
@@ -127,20 +128,19 @@ def _own_figures(figures: Mapping[str, float]) -> str:
 def _tree_rows(trees: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     shape = f"{trees['depth']:.1f} deep, {trees['width']:.1f} wide on average"
     yield "Nodes of a tree", f"{trees['nodes']:.1f}", shape
-    wasted = f"{trees['wasted_nodes']} nodes wasted, {100 * trees['wasted_share']:.1f} %"
+    wasted = f"{counted(trees['wasted_nodes'], 'node')} wasted, {100 * trees['wasted_share']:.1f} %"
     yield "Accepted depth", f"{trees['accepted_depth']:.2f}", wasted
 
 
 def _repeats_remark(result: Result) -> str:
-    return (
-        f"{result['num_output_tokens']} tokens in {result['seconds']:.2f} s, {_count(len(result['repeats']), 'repeat')}"
-    )
+    tokens = counted(result["num_output_tokens"], "token")
+    return f"{tokens} in {result['seconds']:.2f} s, {counted(len(result['repeats']), 'repeat')}"
 
 
 def _interval_remark(result: Result) -> str:
     interval = result["speedup_interval"]
     if interval is not None:
-        return f"95 % CI {interval[0]:.2f}-{interval[1]:.2f}, {len(result['repeats'])} paired runs"
+        return f"95 % CI {interval[0]:.2f}-{interval[1]:.2f}, {counted(len(result['repeats']), 'paired run')}"
     if result["configuration"]["baseline"] == "auto":
         return "one repeat: no interval"
     return "against an earlier run: not paired"
@@ -205,10 +205,6 @@ def _speedup(row: Mapping[str, Any]) -> str:
 
 def _gpu_remark(result: Result) -> str:
     return "" if result["configuration"]["device"] == "cpu" else ": work waits in the stage that next needs a result"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _table() -> Table:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.lab.equality import Outputs
+from specdec.lab.progress import counted
 from specdec.lab.result import places, signed
 
 Result = Mapping[str, Any]
@@ -49,8 +50,8 @@ def _parts(cells: Sequence[Result]) -> Iterator[RenderableType]:
 
 def _header(cell: Result, place: str) -> Text:
     run = cell["configuration"]
-    repeats = f", {run['repeat']} repeats" if cell["baseline"] and "repeat" in run else ""
-    line = f"\n{place} ({run['dtype']}, {run['device']}): {cell['num_prompts']} prompts"
+    repeats = f", {counted(run['repeat'], 'repeat')}" if cell["baseline"] and "repeat" in run else ""
+    line = f"\n{place} ({run['dtype']}, {run['device']}): {counted(cell['num_prompts'], 'prompt')}"
     return Text(line + repeats, style="bold")
 
 

@@ -183,10 +183,12 @@ class _Job:
 
     def summary(self) -> str:
         """Sum up in one line of figures."""
+        from specdec.lab.progress import counted
+
         metrics = self._llm.engine.metrics
         count = sum(len(output.token_ids) for output in self._outputs)
         return (
-            f"{count} tokens, {count / self._seconds:.1f} tokens/s, "
+            f"{counted(count, 'token')}, {count / self._seconds:.1f} tokens/s, "
             f"acceptance length {metrics.acceptance.mean_acceptance_length:.2f}, "
             f"tokens per target step {metrics.acceptance.tokens_per_target_step:.2f}, proposer {metrics.proposer}"
         )

@@ -129,6 +129,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     silence_libraries()
     from rich.filesize import decimal
 
+    from specdec.lab.progress import counted
     from specdec.lab.recording.foreign import import_data
     from specdec.lab.recording.recorder import record
     from specdec.lab.recording.settings import RecordSettings
@@ -154,4 +155,4 @@ def command(  # noqa: PLR0913 - one parameter per flag
     with session.progress(quiet=quiet) as progress:
         written = record(settings, session.settings, output, progress, _source(inside))
     if not quiet:
-        print(f"{output}: {len(written.done)} requests, {decimal(written.num_bytes)}")
+        print(f"{output}: {counted(len(written.done), 'request')}, {decimal(written.num_bytes)}")

@@ -15,6 +15,11 @@ from specdec.core.request.metrics import RequestMetrics
 LINE_EVERY_S = 10.0
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, as people say it."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class NoProgress:
     """Listens for the progress of a run and says nothing."""
 
@@ -88,7 +93,7 @@ class LineProgress(NoProgress):
     def stage(self, name: str, num_requests: int = 0) -> None:
         """Say that it begins."""
         self._name, self._total, self._done = name, num_requests, 0
-        self._tell(f"{name}: {num_requests} requests" if num_requests else name)
+        self._tell(f"{name}: {counted(num_requests, 'request')}" if num_requests else name)
 
     def finished(self, counts: RequestMetrics) -> None:
         """Count a request. Print a line if the last line is long enough ago."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdec.sdk import ConfigError
 
+from ..progress import counted
 from .manifest import MANIFEST, Manifest
 from .reader import Recording
 from .request import RecordedRequest
@@ -121,7 +122,7 @@ class RecordingWriter:
     def _full(self, because: str) -> ConfigError:
         facts = {
             "because": because,
-            "kept": f"{len(self.done)} requests in {self._next} shards, which can be replayed",
+            "kept": f"{counted(len(self.done), 'request')} in {counted(self._next, 'shard')}, which can be replayed",
             "fix": "make room or raise --max-disk, and run the same command again: it goes on from there",
         }
         return ConfigError("SD-E248", f"no room for the recording in {str(self.folder)!r}", facts)

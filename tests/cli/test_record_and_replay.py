@@ -39,7 +39,7 @@ def test_recording_again_runs_nothing_and_says_what_there_is(folder):
     result = invoke("record", "tiny", "-o", folder, *SMALL[:-1])
     assert result.exit_code == 0, result.stderr
     bytes_ = sum(path.stat().st_size for path in folder.glob("shard-*"))
-    assert result.stdout == f"{folder}: 1 requests, {bytes_ / 1000:.1f} kB\n"
+    assert result.stdout == f"{folder}: 1 request, {bytes_ / 1000:.1f} kB\n"
     assert sorted(path.name for path in folder.iterdir()) == before
 
 

@@ -206,7 +206,7 @@ def test_a_full_disk_keeps_what_was_written_and_leaves_no_part(tmp_path, monkeyp
 
     monkeypatch.setattr(shards, "save_file", full)
     recorder.add(a_request(1), torch.rand(3, 8))
-    with pytest.raises(ConfigError, match=r"(?s)No space left.*kept +1 requests in 1 shards") as raised:
+    with pytest.raises(ConfigError, match=r"(?s)No space left.*kept +1 request in 1 shard,") as raised:
         recorder.flush()
     assert raised.value.code == "SD-E248"
     assert not list((tmp_path / "x").glob("shard-00001*"))
