@@ -73,12 +73,12 @@ def _files_of(report: Path, result: Path | None) -> list[Path]:
 
 def save(result: dict[str, Any], saving: SaveOptions) -> None:
     """Write the files asked for. Raises ConfigError SD-E187."""
+    from specdec.lab.report import write_report, write_whole
+
     try:
         if saving.save_result is not None:
-            saving.save_result.write_text(_json_text(result), encoding="utf-8")
+            write_whole(saving.save_result, _json_text(result))
         if saving.report is not None:
-            from specdec.lab.report import write_report
-
             write_report(result, saving.report)
     except OSError as error:
         path = error.filename or saving.save_result or saving.report

@@ -1,5 +1,5 @@
 """A result as one page with plots, and its figures beside it as JSON and CSV."""
 
-from .page import render, require_plotly, write_report
+from .page import render, require_plotly, write_report, write_whole
 
-__all__ = ["render", "require_plotly", "write_report"]
+__all__ = ["render", "require_plotly", "write_report", "write_whole"]

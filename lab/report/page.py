@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,11 +44,28 @@ def write_report(result: Mapping[str, Any], path: Path) -> list[Path]:
     require_plotly()
     content = content_of(result)
     page, data, table, acceptance = files_of(path)
-    page.write_text(render(content), encoding="utf-8")
-    data.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
-    _write_csv(table, figure_rows(content))
-    _write_csv(acceptance, acceptance_rows(content))
+    write_whole(page, render(content))
+    write_whole(data, json.dumps(result, ensure_ascii=False))
+    write_whole(table, _csv(figure_rows(content)))
+    write_whole(acceptance, _csv(acceptance_rows(content)))
     return [page, data, table, acceptance]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and then put it there, so that an earlier one stays if this fails. Raises OSError.
+
+    What is no file, such as a pipe, and a file in a directory that cannot be written are written to.
+    """
+    place = path.resolve()
+    if (path.exists() and not path.is_file()) or not os.access(place.parent, os.W_OK):
+        path.write_text(text, encoding="utf-8", newline="")
+        return
+    part = place.with_name(f"{place.name}.tmp")
+    try:
+        part.write_text(text, encoding="utf-8", newline="")
+        os.replace(part, place)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def render(content: Content) -> str:
@@ -151,9 +170,9 @@ def _json(value: Any, encoder: type[json.JSONEncoder] | None = None) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

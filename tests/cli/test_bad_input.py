@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from specdec import LLM, SamplingParams
 from specdec.cli._app import build_app
 from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.lab.report import write_whole
 from specdec.sdk import ConfigError
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import CheckpointError, RequestError
@@ -83,6 +84,17 @@ def test_a_file_that_is_full_costs_no_result():
     assert result.exit_code == 2
     assert json.loads(result.stdout)["num_output_tokens"] == 2
     assert "SD-E187 cannot write to '/dev/full'\n  because  No space left on device" in result.stderr
+
+
+def test_an_earlier_result_stays_where_a_new_one_cannot_be_written_whole(tmp_path):
+    (tmp_path / "file").write_text("earlier")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "link", "\udcff")
+    assert (tmp_path / "file").read_text() == "earlier"
+    write_whole(tmp_path / "link", "later\r\n")
+    assert (tmp_path / "file").read_bytes() == b"later\r\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "link"]
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path, monkeypatch):
