@@ -46,7 +46,7 @@ def command(
     methods = check_class(cls, plugin)
     options = options_model(cls, plugin)
     if schema:
-        print(json.dumps(options.model_json_schema(schema_generator=_Schema) if options else NO_OPTIONS, indent=2))
+        _print_json(options.model_json_schema(schema_generator=_Schema) if options else NO_OPTIONS)
         return
     needs = static_needs(cls, plugin)
     facts = {
@@ -64,9 +64,15 @@ def command(
         "documentation": _documentation(plugin),
     }
     if as_json:
-        print(json.dumps(facts, indent=2, default=str))
+        _print_json(facts)
     else:
         _show(facts, session)
+
+
+def _print_json(facts: Any) -> None:
+    """Print JSON, in which infinity and NaN are texts: it has no numbers for them."""
+    standard = json.loads(json.dumps(facts, default=str), parse_constant=str)
+    print(json.dumps(standard, indent=2))
 
 
 def _who(target: str, session: Session) -> tuple[PluginId, HookPlugins]:

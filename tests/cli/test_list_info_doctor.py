@@ -290,16 +290,21 @@ def test_info_shows_options_that_json_has_no_form_for(tmp_path, monkeypatch):
     own = (
         '        score: Callable[[int], float] = Field(abs, description="of a token")\n'
         '        width: int = Field(default_factory=lambda others: others["window"] + 1)\n'
+        '        most: float = float("inf")\n'
         "        corpus: str\n"
     )
     source = "from collections.abc import Callable\n" + ECHO.replace("        corpus: str\n", own)
     (tmp_path / "odd_options.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     shown = CliRunner().invoke(build_app(), ["info", "odd_options:Echo", "--json"])
-    options = {each["name"]: each["default"] for each in json.loads(shown.stdout)["options"]}
+    facts = json.loads(shown.stdout, parse_constant=pytest.fail)
+    options = {each["name"]: each["default"] for each in facts["options"]}
     assert options["width"] == "computed from other options"
     assert options["corpus"] == "required"
-    schema = json.loads(CliRunner().invoke(build_app(), ["info", "odd_options:Echo", "--schema"]).stdout)
+    assert options["most"] == "Infinity"
+    printed = CliRunner().invoke(build_app(), ["info", "odd_options:Echo", "--schema"]).stdout
+    schema = json.loads(printed, parse_constant=pytest.fail)
+    assert schema["properties"]["most"]["default"] == "Infinity"
     assert schema["properties"]["score"]["description"] == "of a token"
     assert schema["properties"]["window"]["type"] == "integer"
 
