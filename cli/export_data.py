@@ -32,6 +32,7 @@ def command(
     if not all(word.isdigit() for word in words):
         raise typer.BadParameter(f"layers are numbers, such as 2,4,5; found {layers!r}")
     silence_libraries()
+    from specdec.lab.progress import counted
     from specdec.lab.recording import Recording
     from specdec.lab.training.data import export_data
 
@@ -39,4 +40,4 @@ def command(
     done = export_data(Recording.open(recording), output, trainer, layers=chosen, drafter=drafter, compress=compress)
     if not (quiet or ctx.obj.quiet):
         states = f"hidden states {', '.join(map(str, done.layers))}" if done.layers else "no hidden states"
-        print(f"{output}: {done.num_rows} texts, {states}")
+        print(f"{output}: {counted(done.num_rows, 'text')}, {states}")

@@ -27,6 +27,11 @@ TRAINERS_FILE = "agreement.json"
 """In the head's folder: {"train": [of each depth], "held_out": [...]}, by the code that trained it."""
 
 
+AS_RECORDED = {"dtype", "quantization", "moe_backend", "cpu_kernels", "tokenizer", "max_model_len", "max_num_seqs"}
+AS_RECORDED |= {"max_num_batched_tokens", "block_size", "enable_prefix_caching", "structured_outputs_backend", "seed"}
+"""Settings of the recorded engine that the live one gets; others are of a machine, or whom to trust."""
+
+
 @dataclass(frozen=True)
 class Agreement:
     """How well a head agrees with the recording: one row of the table."""
@@ -105,11 +110,15 @@ def _teacher_forced(recording: Recording, replayed: Replayed) -> RequestMetrics:
 def _run(
     recording: Recording, speculative_config: SpeculativeSettings, plugins: PluginSettings, model: str | None
 ) -> RequestMetrics:
-    seats = recording.manifest.engine.get("max_num_seqs", 1)
-    config = EngineConfig(model=model or recording.manifest.model, max_num_seqs=seats)
-    with closing(Engine(config, speculative_config, plugins)) as engine:
+    with closing(Engine(_as_recorded(recording, model), speculative_config, plugins)) as engine:
         for request in recording:
             engine.add_request(list(request.prompt_token_ids), params_of(recording, request), request.request_id)
         while engine.has_unfinished_requests:
             engine.step()
         return engine.metrics.acceptance
+
+
+def _as_recorded(recording: Recording, model: str | None) -> EngineConfig:
+    """The settings under which the target said what is recorded, on whatever device there is."""
+    recorded = {name: value for name, value in recording.manifest.engine.items() if name in AS_RECORDED}
+    return EngineConfig(model=model or recording.manifest.model, **{"max_num_seqs": 1, **recorded})

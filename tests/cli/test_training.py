@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 def test_both_formats_are_written(folder, tmp_path):
     done = invoke("export-data", folder, "-o", tmp_path / "a", "--layers", "4,2")
-    assert done.stdout == f"{tmp_path / 'a'}: 1 texts, hidden states 4, 2, 8\n"
+    assert done.stdout == f"{tmp_path / 'a'}: 1 text, hidden states 4, 2, 8\n"
     done = invoke("export-data", folder, "-o", tmp_path / "b", "--format", "specforge", "--compress", "-q")
     assert (done.exit_code, done.stdout) == (0, "")
     assert [each.name for each in (tmp_path / "b").rglob("*.gz")] == ["data_0.ckpt.gz"]

@@ -10,8 +10,9 @@ from recordings import drafts_at, make, shared
 
 from specdec.core.model.model_support import locate_model
 from specdec.core.registry import PluginSettings
+from specdec.lab.recording import Recording
 from specdec.lab.replay.run import replay
-from specdec.lab.training.agreement import TRAINERS_FILE, head_agreement
+from specdec.lab.training.agreement import TRAINERS_FILE, _as_recorded, head_agreement
 from specdec.lab.training.data import export_data
 
 HEAD = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
@@ -53,6 +54,16 @@ def test_a_head_without_its_trainers_figures_has_no_row_of_them(rows):
 def test_a_recorded_request_of_one_token_is_replayed_with_a_head(tmp_path):
     recording = make(tmp_path / "x", num_prompts=2, output_len=1, hidden_states=(2, 4, 5, "final"))
     assert [len(tokens) for tokens in replay(recording, HEAD).outputs.values()] == [1, 1]
+
+
+def test_the_live_engine_has_the_recorded_ones_settings_but_no_trust_in_what_a_checkpoint_runs():
+    recording = shared()
+    asked = {"dtype": "bfloat16", "cpu_kernels": "torch", "quantization": "int8_weight_only", "block_size": 8}
+    engine = recording.manifest.engine | asked | {"trust_remote_code": True, "num_kv_blocks": 1}
+    config = _as_recorded(Recording(recording.folder, recording.manifest.replace(engine=engine)), None)
+    assert {name: getattr(config, name) for name in asked} == asked
+    assert (config.max_num_seqs, config.max_model_len) == (2, engine["max_model_len"])
+    assert (config.device, config.trust_remote_code, config.num_kv_blocks) == ("auto", False, None)
 
 
 @pytest.mark.full
