@@ -63,13 +63,17 @@ class TimedEngine:
         """Close the engine."""
         self.engine.close()
 
-    def forget(self) -> None:
-        """Start anew if the proposer keeps what it learns across requests: repeats must not help each other."""
-        self.engine.reset_prefix_cache()
+    def forget(self, prompts: Sequence[BenchPrompt]) -> None:
+        """Start anew if the proposer keeps what it learns across requests: repeats must not help each other.
+
+        prompts: what warms a new engine up.
+        """
         host = parts_of(self.engine).host
         if host is not None and host.needs.state == "shared":
             self.engine.close()
             self.engine = self._build()
+            self.warm_up(prompts)
+        self.engine.reset_prefix_cache()
 
     def warm_up(self, prompts: Sequence[BenchPrompt]) -> None:
         """Run the prompts backwards: the shapes to be measured, without a text that could be remembered."""
@@ -119,12 +123,13 @@ def take_turns(
 
     Returns the passes by repeat and then by engine, one for each group.
     """
+    warming = [prompt for group in groups for prompt in group][:num_warmup]
     for timed in engines:
-        timed.warm_up([prompt for group in groups for prompt in group][:num_warmup])
+        timed.warm_up(warming)
     repeats = []
     for repeat in range(num_repeats):
         for timed in engines:
-            timed.forget()
+            timed.forget(warming)
         passes: list[list[Pass]] = [[] for _ in engines]
         for number, group in enumerate(groups):
             for place in range(len(engines)):

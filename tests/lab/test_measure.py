@@ -1,6 +1,7 @@
 """Measuring with real engines on the packaged model."""
 
 import textwrap
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,16 @@ def test_no_repeat_profits_from_what_a_shared_corpus_learned_before(tmp_path, mo
     first, second = (merged_acceptance(passes) for passes, _ in turns)
     assert first == second
     assert 0 < first.num_accepted_tokens < 3 * LENGTH - 3
+
+
+def test_an_engine_that_is_built_anew_is_warm_before_it_is_timed():
+    engine = TimedEngine(lambda: Engine(CONFIG, {"method": "suffix", "num_speculative_tokens": 3}))
+    with closing(engine):
+        for number in (1, 2):
+            before = engine.engine
+            engine.forget(bench_prompts()[:number])
+            assert engine.engine is not before
+            assert engine.engine.metrics.acceptance.num_committed_tokens == number * LENGTH
 
 
 def test_a_difference_comes_with_the_targets_own_choice():
