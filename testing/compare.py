@@ -179,5 +179,7 @@ class FreshPrefill:
     def _fresh_stage(self) -> Stage:
         """Make a stage with a row that no request has used. It is empty where requests may influence each other."""
         if self._stage is None or not self._stage.num_free_rows or self._anew:
+            if self._stage is not None:
+                self._subject.close([self._stage])
             self._stage = self._subject.stage(probabilistic=self._probabilistic, max_num_seqs=NUM_FRESH_ROWS)
         return self._stage

@@ -127,7 +127,7 @@ def run_check(check: Check, subject: Subject, timeout: float) -> CheckResult:
     cause = ""
     try:
         with _quiet(), time_limit(timeout), settings_kept():
-            check.run(subject)
+            _run_closing(check, subject)
     except NotApplicable as reason:
         status, facts = "skipped", {"reason": str(reason)}
     except (Exception, OutOfTime) as error:
@@ -135,6 +135,17 @@ def run_check(check: Check, subject: Subject, timeout: float) -> CheckResult:
         facts, cause = _seen(error, subject, timeout)
         facts["reproduce"] = _reproduce(check, subject)
     return _result(check, status, facts, time.perf_counter() - start, cause)
+
+
+def _run_closing(check: Check, subject: Subject) -> None:
+    """Run it, and close the proposers that it made, but for one that does not come back."""
+    try:
+        check.run(subject)
+    except OutOfTime:
+        subject.opened.clear()
+        raise
+    finally:
+        subject.close(subject.opened)
 
 
 def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:

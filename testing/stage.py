@@ -85,6 +85,13 @@ class Stage:
             addressing=Addressing(rows, profile_of(CPU, "torch").backend),
             rule=self._scripted.verify,
         )
+        self._closed = False
+
+    def close(self) -> None:
+        """Close the proposer, once. Raises ProposerError. Its state is not saved: another stage would load it."""
+        if not self._closed:
+            self._closed = True
+            self.host.must("close")
 
     @property
     def num_free_rows(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,6 +37,7 @@ class Subject:
     target_model: str = "tiny"
     seed: int = 0
     plugin_settings: registry.PluginSettings = field(default_factory=registry.PluginSettings)
+    opened: list[Stage] = field(default_factory=list, repr=False, compare=False)  # stages that are not closed
 
     @property
     def label(self) -> str:
@@ -135,12 +136,22 @@ class Subject:
         info = replace(world.info, max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=BLOCK_SIZE)
         loaded = self.load(k=k, probabilistic=probabilistic, info=info)
         given = None if shown is None else Needs(**(dict(loaded.needs) | dict(shown)))
-        return Stage(loaded, info, world, seed=self.seed, shown=given)
+        self.opened.append(Stage(loaded, info, world, seed=self.seed, shown=given))
+        return self.opened[-1]
+
+    def close(self, stages: Sequence[Stage]) -> None:
+        """Close stages that are open. What a proposer raises there is the affair of one check."""
+        for stage in list(stages):
+            self.opened.remove(stage)
+            with suppress(SpecdecError):
+                stage.close()
 
     def stages(self, *, max_num_seqs: int = MAX_NUM_SEQS) -> Iterator[Stage]:
-        """Yield a new stage for each of `modes`."""
+        """Yield a new stage for each of `modes`. Each is closed before the next one is made."""
         for probabilistic in self.modes:
-            yield self.stage(probabilistic=probabilistic, max_num_seqs=max_num_seqs)
+            stage = self.stage(probabilistic=probabilistic, max_num_seqs=max_num_seqs)
+            yield stage
+            self.close([stage])
 
     def pairs(self) -> Iterator[tuple[Stage, Stage]]:
         """Yield two stages that are alike for each of `modes`."""

@@ -55,6 +55,7 @@ def _machine_of(subject: Subject, *, probabilistic: bool) -> Any:
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
+            subject.close(subject.opened)  # those of the history before
             self.stage: Stage = subject.stage(probabilistic=probabilistic)
             self.fresh = FreshPrefill(subject, probabilistic=probabilistic)
 

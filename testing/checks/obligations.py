@@ -70,7 +70,7 @@ def services_within_calls(subject: Subject) -> None:
     stage = subject.stage()
     for _ in lockstep(stage):
         pass
-    stage.host.close()
+    stage.close()
     if stage.uses.astray:
         raise Violation(
             expected="services used within a call of the engine, on its thread",

@@ -187,6 +187,13 @@ def test_a_proposer_may_train_on_clones_of_what_it_observes():
     assert result.status == "passed", result.text
 
 
+def test_every_proposer_that_a_check_makes_is_closed():
+    checks = ["loads", "deterministic", "instances_apart", "any_schedule", "services_within_calls", "state_machine"]
+    results = check_proposer(good_proposers.HasAThread, only=checks)
+    assert [result.text for result in results if result.status != "passed"] == []
+    assert [each for each in threading.enumerate() if each.name == "from bind to close"] == []
+
+
 def test_none_of_the_authors_own_is_not_attributed_on_a_field_that_is_declared():
     (result,) = check_proposer(hostile_proposers.StumblesOverNone, only=["draft_form"])
     assert result.facts["found"].startswith("SD-E210")

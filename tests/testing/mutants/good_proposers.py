@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -227,3 +228,19 @@ class HiddenMean:
             best = int((keys[:, 0].double().mean(0).float() @ self.directions).argmax())
             drafts.append([(best + self.offset + i) % self.target.vocab_size for i in range(budget)])
         return Draft.from_lists(drafts, step.width)
+
+
+class HasAThread(Followers):
+    """Has a thread from `bind` to `close`."""
+
+    needs = Needs(history=True, state="shared")
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        super().bind(target, services)
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.over.wait, name="from bind to close")
+        self.thread.start()
+
+    def close(self) -> None:
+        self.over.set()
+        self.thread.join()
