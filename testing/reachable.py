@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sized
+from logging import Logger
 from types import FunctionType, ModuleType
 
 import torch
@@ -12,9 +13,9 @@ from specdec.core.host import EngineServices
 
 from .fakes import FakeServices
 
-NOT_HELD = (type, ModuleType, FunctionType, EngineServices, FakeServices)
-NOT_ITS_OWN = ("specdec.sdk.", "torch.", "builtins")  # modules of bases
-CLOSED = (torch.Tensor, torch.nn.Module, str, bytes)
+NOT_HELD = (type, ModuleType, FunctionType, Logger, EngineServices, FakeServices)
+NOT_ITS_OWN = ("specdec.core.", "specdec.sdk.", "torch.", "transformers.", "builtins")  # where classes are from
+CLOSED = (torch.Tensor, str, bytes)
 
 
 def holds(owner: object, text: str) -> bool:
@@ -34,12 +35,12 @@ def size(owner: object) -> int:
 
 
 def reachable(owner: object) -> Iterator[object]:
-    """Everything that an object and its class hold through attributes and containers: not code, and not what the
-    engine provides.
+    """Everything that an object holds through attributes and containers: not code, and not what the engine provides.
+
+    Its class, and those of networks, hold too. A library's network holds other networks only.
     """
     seen: set[int] = set()
-    bases = [base for base in type(owner).__mro__ if not base.__module__.startswith(NOT_ITS_OWN)]
-    waiting = [owner, *(value for base in bases for value in vars(base).values())]
+    waiting = [owner]
     while waiting:
         each = waiting.pop()
         if id(each) in seen or isinstance(each, NOT_HELD):
@@ -48,5 +49,10 @@ def reachable(owner: object) -> Iterator[object]:
         yield each
         if isinstance(each, dict):  # the collector is not told of keys that are texts
             waiting += each.keys()
-        if not isinstance(each, CLOSED):
+        own = [base for base in type(each).__mro__ if not base.__module__.startswith(NOT_ITS_OWN)]
+        if isinstance(each, torch.nn.Module) and type(each) not in own:
+            waiting += each.children()
+        elif not isinstance(each, CLOSED):
             waiting += gc.get_referents(each)
+        if each is owner or isinstance(each, torch.nn.Module):
+            waiting += (value for base in own for value in vars(base).values())

@@ -52,6 +52,7 @@ CAUGHT = [
     ("any_schedule", state_mutants.RemembersPlaces),
     ("state_released", state_mutants.KeepsFinished),
     ("state_released", state_mutants.CountsInTheClass),
+    ("state_released", state_mutants.CountsInANetworksClass),
     ("needs_are_enough", needs_mutants.ReadsHistoryUndeclared),
     ("needs_are_enough", needs_mutants.ReadsHistoryIfThere),
     ("needs_are_used", needs_mutants.NeverReadsHidden),
@@ -82,6 +83,7 @@ CAUGHT = [
     ("long_texts", state_mutants.CutsAtAMark),
     ("memory_does_not_grow", state_mutants.CountsForever),
     ("memory_does_not_grow", state_mutants.CountsInTheClass),
+    ("memory_does_not_grow", state_mutants.CountsInANetworksClass),
     ("state_machine", state_mutants.KeepsByRow),
 ]
 BROKEN = [

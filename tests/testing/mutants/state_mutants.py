@@ -284,6 +284,24 @@ class CountsInTheClass(Followers):
         super().on_finish(request)
 
 
+class Counting(torch.nn.Module):
+    """A network whose class has an attribute."""
+
+    lengths: ClassVar[dict[str, int]] = {}
+
+
+class CountsInANetworksClass(Followers):
+    """Keeps the length of every text in the class of a layer of its network."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.network = torch.nn.Sequential(Counting())
+
+    def on_finish(self, request):
+        self.network[0].lengths[request.request_id] = len(self.tokens[request.request_id])
+        super().on_finish(request)
+
+
 class CountsForever(Followers):
     """Statistics without bound."""
 
