@@ -98,8 +98,9 @@ class Stage:
         return self._scripted.rows.num_free
 
     def params_for(self, name: str) -> SamplingParams:
-        """Greedy, and where drafts are probabilistic sampled in different ways, by the request's name."""
-        return PARAMS[zlib.crc32(name.encode()) % len(PARAMS)] if self._probabilistic else LONG
+        """Greedy, and where drafts depend on more than that sampled in different ways, by the request's name."""
+        varied = self._probabilistic or self.needs.sampling
+        return PARAMS[zlib.crc32(name.encode()) % len(PARAMS)] if varied else LONG
 
     def add(self, name: str, prompt: Sequence[int] | int, params: SamplingParams | None = None) -> Request:
         """A request that waits; `prompt` is its tokens or their number."""

@@ -49,9 +49,12 @@ class Subject:
         """Whether the path of a class leads back to it."""
         return isinstance(self.asked, str) or registry.class_of(self.label) is self.asked
 
-    @property
+    @cached_property
     def target(self) -> RealTarget:
-        return load_target(self.target_model)
+        """The target, without what proposers that were checked before wrote to its weights."""
+        target = load_target(self.target_model)
+        target.restore_weights()
+        return target
 
     @cached_property
     def _given(self) -> SpeculativeConfig:

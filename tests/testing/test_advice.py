@@ -194,6 +194,23 @@ def test_every_proposer_that_a_check_makes_is_closed():
     assert [each for each in threading.enumerate() if each.name == "from bind to close"] == []
 
 
+def test_a_proposer_without_distributions_may_read_temperatures_only_where_a_request_is_sampled():
+    results = check_proposer(good_proposers.FewerWhereSampled)
+    assert [result.text for result in results if not result.ok] == []
+
+
+@pytest.mark.parametrize("check", ["state_released", "memory_does_not_grow"])
+def test_what_a_logger_leads_to_is_not_held_by_the_proposer(check):
+    (result,) = check_proposer(good_proposers.Logs, only=[check])
+    assert result.status == "passed", result.text
+
+
+def test_what_one_proposer_writes_to_the_weights_is_not_held_against_the_next():
+    check_proposer(state_mutants.ShiftsTheWeights, only=["draft_form"])
+    (result,) = check_proposer(good_proposers.Followers, only=["shared_weights_not_written"])
+    assert result.status == "passed", result.text
+
+
 def test_none_of_the_authors_own_is_not_attributed_on_a_field_that_is_declared():
     (result,) = check_proposer(hostile_proposers.StumblesOverNone, only=["draft_form"])
     assert result.facts["found"].startswith("SD-E210")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -244,3 +245,28 @@ class HasAThread(Followers):
     def close(self) -> None:
         self.over.set()
         self.thread.join()
+
+
+class Logs(Followers):
+    """Has its logger as an attribute, and writes of each request. Under pytest a logger leads to all that it wrote."""
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        super().bind(target, services)
+        self.logger = logging.getLogger("an author's")
+
+    def on_start(self, request: RequestView) -> None:
+        super().on_start(request)
+        self.logger.warning("%s started", request.request_id)
+
+
+class FewerWhereSampled(Followers):
+    """Drafts one token of a request that is sampled. It looks for one only where there may be one."""
+
+    needs = Needs(history=True, sampling=("temperature",), state="per_request")
+
+    def propose(self, step: StepView) -> Draft:
+        draft = super().propose(step)
+        if step.sampling.all_greedy:
+            return draft
+        sampled = step.sampling.temperature > 0
+        return replace(draft, lengths=torch.where(sampled, draft.lengths.clamp(max=1), draft.lengths))
