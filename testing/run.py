@@ -19,6 +19,7 @@ from .checks import ALL_CHECKS, Check, checks_of
 from .isolated import in_a_fork
 from .report import (
     DIFFERENCE,
+    LEVELS,
     NEVER_CALLED,
     SETTINGS_CHANGED,
     CheckResult,
@@ -29,7 +30,7 @@ from .report import (
     cause_of,
 )
 from .subject import Asked, Subject
-from .time_limit import TIMEOUT_S, OutOfTime, time_limit
+from .time_limit import MOST_S, TIMEOUT_S, OutOfTime, time_limit
 from .torch_settings import settings_kept
 
 Isolation = Literal["process"]
@@ -59,8 +60,8 @@ def check_proposer(
     instead of the whole level. expected_failures: check id -> reason; one that passes after all counts as a failure.
     timeout: seconds for each check, 0 for no limit; it needs the main thread and POSIX signals, and interrupts Python
     code only. isolation: "process" runs each check in a fork, and one that ends it has failed. None runs all in this
-    process. Raises ConfigError SD-E132 for an unknown check or an empty reason, PluginLoadError or ConfigError if there
-    is no such proposer, and what `LLM` raises for a target that does not load.
+    process. Raises ConfigError SD-E132 for an argument that is not offered or an empty reason, PluginLoadError or
+    ConfigError if there is no such proposer, and what `LLM` raises for a target that does not load.
     """
     subject = Subject(proposer, dict(speculative_config or {}), target, seed)
     run = Run(timeout, expected_failures or {}, isolation=isolation)
@@ -81,6 +82,12 @@ class Run:
     isolation: Isolation | None = None  # see `check_proposer`
     _first: dict[str, str] = field(default_factory=dict)  # cause -> the check that it failed first
     _ended: str = ""  # why nothing is run any more
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError SD-E132 for a timeout that is no such number."""
+        if not isinstance(self.timeout, int | float) or not 0 <= self.timeout <= MOST_S:
+            facts = {"found": repr(self.timeout), "expected": f"0 .. {MOST_S} seconds", "fix": "0, for no limit"}
+            raise ConfigError("SD-E132", "a check cannot have this timeout", facts)
 
     def check(self, check: Check, subject: Subject) -> CheckResult:
         """The check's result in the light of those before it."""
@@ -222,7 +229,10 @@ def as_expected(result: CheckResult, reason: str | None) -> CheckResult:
 
 
 def chosen_checks(level: Level, only: Sequence[str] = ()) -> tuple[Check, ...]:
-    """The checks of a level, or those that are named. Raises ConfigError SD-E132 for an unknown id."""
+    """The checks of a level, or those that are named. Raises ConfigError SD-E132 for an unknown level or id."""
+    if level not in LEVELS:
+        raise not_offered(f"there is no level {level!r}", str(level), LEVELS)
+    only = [only] if isinstance(only, str) else only
     refuse_unknown(only)
     return tuple(check for check in ALL_CHECKS if check.name in only) if only else checks_of(level)
 

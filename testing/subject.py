@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec import LLM
 from specdec.core.host import SpeculativeConfig, admit, registry
-from specdec.sdk.errors import PluginId, Refusal, SpecdecError
+from specdec.sdk.errors import ConfigError, PluginId, Refusal, SpecdecError
 from specdec.sdk.extensions import TargetTokens
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
@@ -25,29 +25,37 @@ MAX_NUM_SEQS = 4
 MAX_MODEL_LEN = 192
 BLOCK_SIZE = 1  # so that a draft pass that writes one position too many is found out
 
-Asked = str | type[Any]
+CONFIGS = ("config.json", "adapter_config.json")  # in a directory that is a checkpoint
+
+Asked = str | Path | type[Any]
 
 
 @dataclass(frozen=True)
 class Subject:
     """One proposer under one `speculative_config`, on one target."""
 
-    asked: Asked  # a class, a method ("name", "dist:name", "module:Class") or a checkpoint
+    asked: Asked  # a class, a method ("name", "dist:name", "module:Class") or a checkpoint; a Path is a checkpoint
     settings: Mapping[str, Any]  # further keys of `speculative_config`
     target_model: str = "tiny"
     seed: int = 0
     plugin_settings: registry.PluginSettings = field(default_factory=registry.PluginSettings)
     opened: list[Stage] = field(default_factory=list, repr=False, compare=False)  # stages that are not closed
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.asked, str | Path | type):
+            facts = {"found": f"{self.asked!r:.80}", "fix": "the class itself, or its path: check_proposer(MyProposer)"}
+            expected = {"expected": "a class, a method of speculative_config or a checkpoint"}
+            raise ConfigError("SD-E132", "this is nothing that can be checked", expected | facts)
+
     @property
     def label(self) -> str:
         """How a user names it."""
-        return self.asked if isinstance(self.asked, str) else f"{self.asked.__module__}:{self.asked.__qualname__}"
+        return f"{self.asked.__module__}:{self.asked.__qualname__}" if isinstance(self.asked, type) else str(self.asked)
 
     @property
     def is_importable(self) -> bool:
         """Whether the path of a class leads back to it."""
-        return isinstance(self.asked, str) or registry.class_of(self.label) is self.asked
+        return not isinstance(self.asked, type) or registry.class_of(self.label) is self.asked
 
     @cached_property
     def target(self) -> RealTarget:
@@ -58,7 +66,11 @@ class Subject:
 
     @cached_property
     def _given(self) -> SpeculativeConfig:
-        key = "model" if isinstance(self.asked, str) and is_checkpoint(self.asked) else "method"
+        key = "method" if isinstance(self.asked, type) or not is_checkpoint(self.asked) else "model"
+        other = self.settings.get(key, self.label)
+        if str(other) != self.label:
+            facts = {"found": f"{key}={other!r} in speculative_config", "fix": f"leave out {key}"}
+            raise ConfigError("SD-E132", f"{self.label} is to be checked, and another is named", facts)
         return SpeculativeConfig.parse({key: self.label, **self.settings})
 
     @cached_property
@@ -76,7 +88,7 @@ class Subject:
     def resolved(self) -> registry.ResolvedProposer:
         """The class, and who to blame. Raises PluginLoadError or ConfigError, as the engine does."""
         hooks = registry.load_hooks(self.plugin_settings)
-        if isinstance(self.asked, str):
+        if not isinstance(self.asked, type):
             return registry.Registry.discover(self.plugin_settings, hooks).resolve(self._given)
         cls = hooks.adapted(self.asked)
         plugin = PluginId(self.asked.__name__, self.label)
@@ -201,6 +213,8 @@ class Subject:
             raise NotApplicable("it reports no draft distribution (Needs.distributions is empty)")
 
 
-def is_checkpoint(asked: str) -> bool:
+def is_checkpoint(asked: str | Path) -> bool:
     """A path, an owner/name or a dotted class path goes into `model`, anything else into `method`."""
-    return "/" in asked or Path(asked).is_dir() or ("." in asked and ":" not in asked)
+    if isinstance(asked, Path) or "/" in asked or ("." in asked and ":" not in asked):
+        return True
+    return any((Path(asked) / name).is_file() for name in CONFIGS)  # any other directory of a method's name is no model

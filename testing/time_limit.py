@@ -11,6 +11,9 @@ from contextlib import contextmanager
 TIMEOUT_S = 300.0
 """For one check. Those of a proposer without a network take some milliseconds each, of a large one minutes."""
 
+MOST_S = 1_000_000
+"""A timer takes no infinite time."""
+
 GRACE_S = 5.0
 """Code that does not return to Python within so many seconds more cannot be interrupted: the process has to end."""
 

@@ -22,7 +22,7 @@ from specdec.testing.checks import ALL_CHECKS, checks_of
 from specdec.testing.pytest_plugin import json_object
 from specdec.testing.report import LEVELS
 from specdec.testing.run import Run, as_expected
-from specdec.testing.subject import Subject
+from specdec.testing.subject import Subject, is_checkpoint
 from specdec.testing.suite import as_parameters
 
 PYTEST_PLUGIN = "specdec.testing.pytest_plugin"
@@ -118,6 +118,40 @@ def test_expected_failure_without_a_reason_is_refused(reason):
 def test_unknown_check_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="row_order"):
         check_proposer(good_proposers.Followers, only=["row_ordre"])
+
+
+@pytest.mark.parametrize(
+    ("proposer", "arguments", "told"),
+    [
+        ("ngram", {"timeout": float("inf")}, "0 .. 1000000 seconds"),
+        ("ngram", {"timeout": -1}, "0 .. 1000000 seconds"),
+        ("ngram", {"level": "all"}, "basic, standard, full"),
+        ("ngram", {"speculative_config": {"method": "suffix"}}, "leave out method"),
+        (good_proposers.Waves, {"speculative_config": {"method": "suffix"}}, "leave out method"),
+        (good_proposers.Waves(None), {}, "the class itself"),
+    ],
+    ids=["no end", "negative", "level", "two methods", "class and method", "instance"],
+)
+def test_arguments_that_name_nothing_are_refused(proposer, arguments, told):
+    with pytest.raises(ConfigError, match=f"(?s)SD-E132.*{told}"):
+        check_proposer(proposer, **arguments)
+
+
+def test_one_check_may_be_named_without_a_list():
+    assert [result.check for result in check_proposer("ngram", only="loads")] == ["loads"]
+
+
+def test_a_path_is_a_checkpoint():
+    (result,) = check_proposer(packaged("tiny/eagle3"), only=["loads"])
+    assert result.status == "passed", result.text
+
+
+def test_a_folder_with_the_name_of_a_method_hides_it_only_if_it_is_a_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / "ngram").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not is_checkpoint("ngram")
+    (tmp_path / "ngram" / "config.json").touch()
+    assert is_checkpoint("ngram")
 
 
 def test_unknown_proposer_is_an_error_and_no_result():
