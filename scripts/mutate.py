@@ -218,8 +218,8 @@ def _in_a_child(work: Any, seconds: float) -> dict[str, Any]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(4 * seconds), int(4 * seconds)))
-        signal.alarm(int(10 * seconds))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(2 * seconds), int(2 * seconds)))
+        signal.alarm(int(4 * seconds))
         found: dict[str, Any] = {"verdict": "killed", "by": "the end of the process"}
         try:
             found = work()
@@ -279,7 +279,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=450, help="the first so many that the seed draws")
     parser.add_argument("--seconds", type=float, default=3000)
     parser.add_argument("--look", type=float, default=3000, help="for the tests without a fault")
-    parser.add_argument("--each", type=float, default=25, help="of the sound tests that judge one fault")
+    parser.add_argument("--each", type=float, default=60, help="of the tests of one fault, as they were looked at")
     parser.add_argument("-k", default="", help="tests, as pytest's -k")
     parser.add_argument("--again", action="store_true", help="judge what was not killed once more")
     parser.add_argument(

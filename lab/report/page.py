@@ -60,7 +60,7 @@ def write_whole(path: Path, text: str) -> None:
     if (path.exists() and not path.is_file()) or not os.access(place.parent, os.W_OK):
         path.write_text(text, encoding="utf-8", newline="")
         return
-    part = place.with_name(f"{place.name}.tmp")
+    part = place.with_name(f".{place.name}.{os.getpid()}.tmp")  # a name that no file of the user has
     try:
         part.write_text(text, encoding="utf-8", newline="")
         os.replace(part, place)

@@ -13,7 +13,7 @@ from specdec.adapters.serving import hosted as module
 from specdec.adapters.serving.sessions import Limits, Sessions
 from specdec.adapters.serving.told_to_end import told_to_end
 from specdec.sdk import Draft, Needs, ProposerBase
-from specdec.sdk.errors import RequestError
+from specdec.sdk.errors import ProposerError, RequestError
 from specdec.sdk.extensions import Ahead, Trees
 from specdec.sdk.wire import DRAFTED, End, Hello, Row, Start
 
@@ -109,6 +109,21 @@ def test_a_proposer_of_trees_is_told_which_of_its_nodes_were_accepted() -> None:
         assert row.tokens == [40, 42], "the first path"
         assert shown[-1] == [*nodes, *[-1] * (3 - len(nodes))]
         length += len(tokens)
+
+
+class Fails(Remembers):
+    """Raises where it is to draft."""
+
+    def propose(self, step):
+        raise ValueError("not today")
+
+
+def test_a_request_whose_step_failed_has_ended_and_begins_anew() -> None:
+    hosted, shown = hosted_remembering(Fails)
+    hosted.start("a", Start("a", [1, 2, 3]))
+    with pytest.raises(ProposerError, match="not today"):
+        hosted.step([("a", Row("a", 3, [7], 4))])
+    assert shown.ends == {"a": ("abort", [7])}
 
 
 @pytest.mark.parametrize(

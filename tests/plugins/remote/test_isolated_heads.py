@@ -171,6 +171,7 @@ def test_a_drafter_refuses_states_of_other_tokens() -> None:
         hosted.step([("1/a", Row("a", 3, [4], 4))])
     (draft,) = hosted.step([("1/a", Row("a", 3, [4], 4))], num_states=[3])
     assert len(draft.tokens) == 4
+    assert hosted._states._waiting == {}, "all of them were shown"
     hosted.close()
 
 
