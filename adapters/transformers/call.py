@@ -70,7 +70,8 @@ class Call:
     @property
     def keeps_cache(self) -> bool:
         """Whether somebody gets it."""
-        return self.settings.return_dict_in_generate or isinstance(self.given, DynamicCache)
+        returned = self.settings.return_dict_in_generate and self.settings.use_cache
+        return returned or isinstance(self.given, DynamicCache)
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -79,10 +80,17 @@ class Call:
         return frozenset(token for each in ends for token in each.flatten().tolist())
 
     def commit(self, text: Text, token_ids: list[int]) -> None:
-        """Take the output tokens of a step. What follows a text that has ended is padding."""
+        """Take the output tokens of a step. What follows a text that has ended is padding.
+
+        Raises RequestError SD-E197 for a token that was sampled from what is no distribution.
+        """
         asked = self.settings
         kept = (asked.output_scores, asked.output_logits) if asked.return_dict_in_generate else (False, False)
+        num_before = text.length
         text.commit(token_ids, self.criteria, *kept)
+        if asked.do_sample and not text.last_scores[: text.length - num_before].amax(-1).isfinite().all():
+            found = "a token sampled from scores without a finite maximum (all -inf, a NaN or +inf)"
+            raise refused(found, "scores with one, from the model and the logits processors")
         if text.ended:
             text.ids[:, text.num_padding + text.length :] = self._pad_token_id
 
@@ -103,11 +111,12 @@ class Call:
             self.given.layers = cache.cache.layers
         if not self.settings.return_dict_in_generate:
             return sequences
+        kept = cache.cache if self.settings.use_cache else None
         return GenerateDecoderOnlyOutput(
             sequences=sequences,
             scores=self._by_step([text.scores for text in self.texts]),
             logits=self._by_step([text.logits for text in self.texts]),
-            past_key_values=self.given if isinstance(self.given, DynamicCache) else cache.cache,
+            past_key_values=self.given if isinstance(self.given, DynamicCache) else kept,
         )
 
     def _by_step(self, kept: list[list[Tensor]]) -> tuple[Tensor, ...] | None:

@@ -236,6 +236,7 @@ class SpeculativeDecoding:
                     streamer.put(call.column(index))
                 num_shown = call.num_output_tokens
         finally:
+            del self._views.call  # whose scores and cache nobody needs from here on
             self._leave([text.request for text in call.texts])
 
     def _step(self, call: Call) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 from transformers import DynamicCache
 from transformers.generation import (
@@ -17,7 +18,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_manage
 
 from specdec.sdk.errors import RequestError
 
-from .row_cache import held_length
+from .row_cache import filled_layers, held_length
 from .states import CACHE_ARGUMENTS, given_cache, is_filled
 
 _HANDLED = frozenset({"attention_mask", "position_ids", *CACHE_ARGUMENTS, "use_cache", "logits_to_keep"})
@@ -60,9 +61,12 @@ def refuse_arguments(input_ids: Tensor, others: Mapping[str, Any], processors: A
     if len(input_ids) > most_rows:
         found = f"a batch of {len(input_ids)} (inputs x num_return_sequences)"
         raise refused(found, f"{most_rows} at a time, or more: speculative(max_num_seqs={len(input_ids)})")
-    unknown = [name for name, value in others.items() if name not in _HANDLED and value is not None]
+    unknown = [name for name, value in others.items() if name not in _HANDLED and value is not None and value != {}]
     if unknown:
         raise refused(f"model inputs {', '.join(unknown)}", "input_ids and attention_mask only")
+    if input_ids.dtype not in (torch.int64, torch.int32) or not input_ids.numel():
+        found = f"input_ids {list(input_ids.shape)} of {input_ids.dtype}"
+        raise refused(found, "integer ids (int64 or int32) of at least one prompt, with at least one token")
     counting = [type(each).__name__ for each in processors if isinstance(each, _COUNTING_ROWS)]
     if len(input_ids) > 1 and counting:
         raise refused(f"{counting[0]}, which counts the rows of a batch", "one prompt a call")
@@ -74,6 +78,10 @@ def _refuse_cache(cache: Any, input_ids: Tensor) -> None:
         return
     if not isinstance(cache, DynamicCache):
         raise refused(f"a {type(cache).__name__} with tokens in it", "a DynamicCache, or the text as input_ids alone")
+    rows = {len(layer.keys) for layer in filled_layers(cache)} - {len(input_ids)}
+    if rows:
+        found = f"past_key_values of {max(rows)} rows, and a batch of {len(input_ids)} (inputs x num_return_sequences)"
+        raise refused(found, "a row for each, as by past_key_values.batch_repeat_interleave(n)")
     length, width = held_length(cache), input_ids.shape[1]
     if length >= width:
         found = f"past_key_values with {length} tokens, and {width} input_ids"
@@ -92,8 +100,10 @@ def padding_of(input_ids: Tensor, others: Mapping[str, Any]) -> list[int]:
         if num_padding == length or 0 in shown[num_padding:]:
             raise refused("attention_mask with holes", "padding on the left only, and at least one token")
         expected = list(range(length - num_padding))
-        if positions is not None and positions[row % len(positions), num_padding:].tolist() != expected:
-            raise refused("position_ids of its own", "no position_ids: they are 0, 1, 2, ...")
+        if positions is not None:
+            planes = positions[..., [row % positions.shape[-2]], num_padding:].flatten(0, -2)  # of images, several
+            if any(plane != expected for plane in planes.tolist()):
+                raise refused("position_ids of its own", "no position_ids: they are 0, 1, 2, ...")
         found.append(num_padding)
     return found
 

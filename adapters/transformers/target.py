@@ -94,15 +94,16 @@ class GenerateTarget:
     def serving(self, call: Call, cache: RowCache, hidden_states: tuple[int | Literal["final"], ...]) -> Iterator[None]:
         """Run passes over this call's texts and cache, and keep these hidden states meanwhile."""
         self._refuse_compiled()
-        self._call, self._cache = call, cache
         num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         self._states = HiddenStates(self.model, hidden_states, num_layers)
         self._states.kept = OwnPasses()
+        self._call, self._cache = call, cache
         try:
             with self._layers_with_state.serving() if self._layers_with_state else nullcontext():
                 yield
         finally:
             self._states.remove()
+            del self._call, self._cache, self._states
 
     def _refuse_compiled(self) -> None:
         if self._reads_layers:

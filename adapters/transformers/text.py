@@ -26,7 +26,7 @@ class Text:
     scores: list[Tensor] = field(default_factory=list)  # [V] of each output token
     logits: list[Tensor] = field(default_factory=list)  # [V] before the processors, likewise
     request: Request = field(init=False)  # the engine's side of it
-    _last_scores: Tensor = field(init=False)  # [R, V] of the last pass, drafts included
+    last_scores: Tensor = field(init=False)  # [R, V] of the last pass, drafts included
     _last_logits: Tensor = field(init=False)
 
     @property
@@ -57,14 +57,14 @@ class Text:
             if i > 0 and scores[i - 1, drafts[i - 1]] == -torch.inf:
                 break  # it is rejected, and what ruled it out may know no text that goes on from there
             scores[i] = processors(self.upto(self.length + i), scores[i : i + 1])[0]
-        self._last_scores, self._last_logits = scores, logits
+        self.last_scores, self._last_logits = scores, logits
         return scores
 
     def commit(self, token_ids: Sequence[int], criteria: Any, keep_scores: bool, keep_logits: bool) -> None:
         """Take the output tokens of a step, up to the one with which the criteria end the text."""
         self._write(token_ids)
         if keep_scores:
-            self.scores += self._last_scores[: len(token_ids)].unbind()
+            self.scores += self.last_scores[: len(token_ids)].unbind()
         if keep_logits:
             self.logits += self._last_logits[: len(token_ids)].unbind()
         for _ in token_ids:
