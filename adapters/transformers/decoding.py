@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
 from specdec import SamplingParams
 from specdec.core.host import (
@@ -33,7 +33,7 @@ from specdec.core.host import (
     registry,
     target_info,
 )
-from specdec.sdk.errors import ConfigError, RequestError
+from specdec.sdk.errors import ConfigError, RequestError, UnsupportedModelError
 from specdec.sdk.extensions import DraftKV
 from specdec.sdk.types import SamplingView, TargetInfo
 
@@ -71,6 +71,9 @@ def speculative(
     where that can be known. Keep the result: making it loads the proposer, using it does not.
     """
     model = as_generated(model)
+    if not isinstance(model, GenerationMixin):
+        facts = {"class": type(model).__name__, "reason": "it is no model with transformers' own `generate`"}
+        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts)
     text_config = model.config.get_text_config(decoder=True)
     refuse_unsupported(text_config, with_states=True)
     plugins = plugin_settings or registry.PluginSettings.from_environment(os.environ)

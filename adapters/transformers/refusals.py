@@ -91,21 +91,22 @@ def _refuse_cache(cache: Any, input_ids: Tensor) -> None:
 def padding_of(input_ids: Tensor, others: Mapping[str, Any]) -> list[int]:
     """Masked tokens before each text. Raises RequestError if there are others, or positions of the caller's own."""
     length, mask, positions = input_ids.shape[1], others.get("attention_mask"), others.get("position_ids")
-    found = []
+    paddings = []
     for row in range(len(input_ids)):
         shown: list[int] = [1] * length if mask is None else mask[row].tolist()
         if len(shown) != length:
             raise refused(f"attention_mask of {len(shown)} tokens, and {length} input_ids", "the whole text")
         num_padding = shown.index(1) if 1 in shown else length
         if num_padding == length or 0 in shown[num_padding:]:
-            raise refused("attention_mask with holes", "padding on the left only, and at least one token")
+            found = f"attention_mask with holes or without a 1 (row {row})"
+            raise refused(found, "padding on the left: zeros, then at least one 1")
         expected = list(range(length - num_padding))
         if positions is not None:
             planes = positions[..., [row % positions.shape[-2]], num_padding:].flatten(0, -2)  # of images, several
             if any(plane != expected for plane in planes.tolist()):
                 raise refused("position_ids of its own", "no position_ids: they are 0, 1, 2, ...")
-        found.append(num_padding)
-    return found
+        paddings.append(num_padding)
+    return paddings
 
 
 def refused(found: str, offered: str) -> RequestError:

@@ -56,7 +56,7 @@ class Text:
         for i in range(len(scores) if processors else 0):
             if i > 0 and scores[i - 1, drafts[i - 1]] == -torch.inf:
                 break  # it is rejected, and what ruled it out may know no text that goes on from there
-            scores[i] = processors(self.upto(self.length + i), scores[i : i + 1])[0]
+            scores[i : i + 1] = processors(self.upto(self.length + i), scores[i : i + 1])
         self.last_scores, self._last_logits = scores, logits
         return scores
 

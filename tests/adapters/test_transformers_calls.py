@@ -16,6 +16,7 @@ from transformers import (
     MaxLengthCriteria,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    OpenAIGPTModel,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     StoppingCriteriaList,
@@ -63,10 +64,28 @@ def test_a_constraint_is_not_asked_what_follows_a_draft_that_it_ruled_out(model,
     )
 
 
+def test_scores_of_a_processor_may_be_a_single_row_and_no_more(model, prompts, text, drafting):
+    def greedy_of(shape):
+        processors = LogitsProcessorList([lambda _, scores: shape(scores)])
+        return greedy(model, prompts[0], custom_generate=drafting, logits_processor=processors)
+
+    assert greedy_of(lambda scores: scores[0])[0, prompts[0].shape[1] :].tolist() == text
+    with pytest.raises(RuntimeError):
+        greedy_of(lambda scores: scores.expand(2, -1))
+
+
 @pytest.mark.parametrize("length", [10**12, 10**30])
 def test_a_length_beyond_the_models_is_refused_before_memory_is_taken_for_it(model, prompts, drafting, length):
     with pytest.raises(RequestError, match=r"SD-E197(?s:.)*max_length allows"):
         greedy(model, prompts[0], custom_generate=drafting, max_new_tokens=length)
+
+
+@pytest.mark.parametrize(
+    "model", ["tiny", None, OpenAIGPTModel(OpenAIGPTConfig(vocab_size=8, n_embd=8, n_layer=1, n_head=1))]
+)
+def test_what_has_no_generate_is_refused(model):
+    with pytest.raises(UnsupportedModelError, match=rf"SD-E142(?s:.)*{type(model).__name__}(?s:.)*own `generate`"):
+        speculative(model, SHIPPED["ngram"])
 
 
 def test_a_model_without_a_cache_is_refused():
@@ -100,6 +119,14 @@ def test_scores_behind_an_end_token_may_be_no_distribution(model, prompts, text,
     settings = {"logits_processor": LogitsProcessorList([process]), "eos_token_id": end, "do_sample": True}
     found = greedy(model, prompts[0], custom_generate=drafting, **settings)
     assert found[0, start:].tolist() == text[: text.index(end) + 1]
+
+
+@pytest.mark.parametrize("shown", [[1, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0], [2, 2, 2, 2]])
+def test_a_mask_that_is_no_padding_on_the_left_is_refused_with_its_row(model, shown):
+    decoding = speculative(model, SHIPPED["ngram"], max_num_seqs=2)
+    mask = torch.tensor([[0, 1, 1, 1], shown])
+    with pytest.raises(RequestError, match=r"attention_mask with holes or without a 1 \(row 1\)"):
+        greedy(model, torch.full((2, 4), 5), custom_generate=decoding, attention_mask=mask)
 
 
 @pytest.mark.parametrize(
