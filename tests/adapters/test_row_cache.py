@@ -128,6 +128,6 @@ def test_a_call_has_the_tokens_of_its_running_rows_or_else_of_the_longest(texts,
 
 def test_two_rows_are_too_many_for_a_processor_that_counts_them():
     counting = [EncoderNoRepeatNGramLogitsProcessor(2, torch.tensor([[1, 2, 3]]))]
-    refuse_arguments(torch.zeros(1, 3), {}, counting, 2)
+    refuse_arguments(torch.ones(1, 3, dtype=torch.int64), {}, counting, 2)
     with pytest.raises(RequestError, match="counts the rows"):
-        refuse_arguments(torch.zeros(2, 3), {}, counting, 2)
+        refuse_arguments(torch.ones(2, 3, dtype=torch.int64), {}, counting, 2)
