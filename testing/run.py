@@ -81,6 +81,7 @@ class Run:
     before: Callable[[Check], None] = lambda check: None  # called with each check before it runs
     isolation: Isolation | None = None  # see `check_proposer`
     _first: dict[str, str] = field(default_factory=dict)  # cause -> the check that it failed first
+    _begun: bool = False
     _ended: str = ""  # why nothing is run any more
 
     def __post_init__(self) -> None:
@@ -94,6 +95,9 @@ class Run:
         self.before(check)
         if self._ended:
             return _result(check, "skipped", {"reason": self._ended})
+        if self.isolation is None and not self._begun:
+            self._begun = True
+            subject.target.restore_weights()  # a proposer that was checked before may have written to them
         run = run_check if self.isolation is None else _run_apart
         result = run(check, subject, self.timeout)
         if result.cause.startswith("SD-E221") and self.isolation is None:

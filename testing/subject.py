@@ -57,12 +57,9 @@ class Subject:
         """Whether the path of a class leads back to it."""
         return not isinstance(self.asked, type) or registry.class_of(self.label) is self.asked
 
-    @cached_property
+    @property
     def target(self) -> RealTarget:
-        """The target, without what proposers that were checked before wrote to its weights."""
-        target = load_target(self.target_model)
-        target.restore_weights()
-        return target
+        return load_target(self.target_model)
 
     @cached_property
     def _given(self) -> SpeculativeConfig:
