@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, NamedTuple, NoReturn
 
+import torch
+
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.exit_status import how_it_ended
 
@@ -58,6 +60,7 @@ def in_a_fork(work: Callable[[], str], timeout: float) -> str | Ended:
 
 def _be_child(work: Callable[[], str], said: IO[bytes], notes: Notes, stacks: IO[bytes]) -> NoReturn:
     try:
+        torch.set_num_threads(1)  # its threads are in the parent alone, and work given to them would wait for ever
         faulthandler.disable()  # enabled already, it would not take back a signal that a library took
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # others would fill it before this one

@@ -12,9 +12,11 @@ import threading
 import time
 
 import pytest
+import torch
 
 from specdec.sdk import Draft, ProposerBase
 from specdec.testing import check_proposer
+from specdec.testing.isolated import in_a_fork
 
 
 class RepeatsLast(ProposerBase):
@@ -127,3 +129,14 @@ def test_the_command_has_it_too() -> None:
     found = json.loads(done.stdout)
     assert any(each["status"] == "failed" and "exit status 0" in each["facts"]["found"] for each in found)
     assert found[0]["check"] == "loads"
+
+
+def test_a_fork_computes_where_the_process_itself_did_so_on_several_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        many = torch.ones(1 << 20)
+        total = int(many.add(many).sum())
+        assert in_a_fork(lambda: str(int(many.add(many).sum())), 20) == f"{total}\n"
+    finally:
+        torch.set_num_threads(before)
