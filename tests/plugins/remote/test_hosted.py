@@ -14,7 +14,7 @@ from specdec.adapters.serving.sessions import Limits, Sessions
 from specdec.adapters.serving.told_to_end import told_to_end
 from specdec.sdk import Draft, Needs, ProposerBase
 from specdec.sdk.errors import ProposerError, RequestError
-from specdec.sdk.extensions import Ahead, Trees
+from specdec.sdk.extensions import Ahead, Graphs, Trees
 from specdec.sdk.wire import DRAFTED, End, Hello, Row, Start
 
 
@@ -217,3 +217,18 @@ class TellsExtensions(Remembers):
 def test_drafting_ahead_is_offered_where_anything_is_prepared(ahead) -> None:
     config = {"method": f"{__name__}:TellsExtensions", "num_speculative_tokens": 4}
     assert (Ahead.id in hosted_with(config, ahead=ahead).host.proposer.offered) == (ahead > 0)
+
+
+class Compiles(Remembers):
+    """Has a function compiled, as far as its engine does that."""
+
+    needs = Needs(extensions=(Graphs(),))
+
+    def bind(self, target, services):
+        self.function = services.compile(abs)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_functions_are_compiled_only_where_that_is_asked_for(asked) -> None:
+    config = {"method": f"{__name__}:Compiles", "num_speculative_tokens": 4}
+    assert (hosted_with(config, torch_compile=asked).host.proposer.function is not abs) == asked
