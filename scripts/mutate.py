@@ -84,7 +84,7 @@ class Laboratory:
         print(f"{len(items)} tests, {len(self.met)} of them looked at", file=self.out)
         self._warm_up(items)
         table, started = read_table(), time.monotonic()
-        for fault in self.faults:
+        for fault in sorted(self.faults, key=lambda each: each.name in table["faults"]):  # new ones first
             if time.monotonic() - started > self.args.seconds:
                 break
             known = table["faults"].get(fault.name, {})
