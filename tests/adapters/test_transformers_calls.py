@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from specdec.adapters.transformers import speculative
+from specdec.adapters.transformers.refusals import padding_of
 from specdec.sdk.errors import RequestError, UnsupportedModelError
 
 
@@ -127,6 +128,45 @@ def test_a_mask_that_is_no_padding_on_the_left_is_refused_with_its_row(model, sh
     mask = torch.tensor([[0, 1, 1, 1], shown])
     with pytest.raises(RequestError, match=r"attention_mask with holes or without a 1 \(row 1\)"):
         greedy(model, torch.full((2, 4), 5), custom_generate=decoding, attention_mask=mask)
+
+
+def test_padding_takes_nothing_of_the_longest_length(model):
+    decoding = speculative(model, SHIPPED["ngram"], max_model_len=20)
+    ids, mask = torch.full((1, 20), 5), torch.tensor([[0] * 10 + [1] * 10])
+    asked = {"attention_mask": mask, "max_new_tokens": 10}
+    assert torch.equal(greedy(model, ids, custom_generate=decoding, **asked), greedy(model, ids, **asked))
+    with pytest.raises(RequestError, match="10 tokens in the prompt, and max_length allows 21"):
+        greedy(model, ids, custom_generate=decoding, **asked | {"max_new_tokens": 11})
+
+
+@pytest.mark.parametrize("plane", [0, 1, 2])
+def test_positions_of_images_are_refused_in_whatever_plane_they_are(plane):
+    ids, positions = torch.full((1, 4), 5), torch.arange(4).expand(3, 1, 4).clone()
+    assert padding_of(ids, {"position_ids": positions}) == [0]
+    positions[plane, 0, 3] = 9
+    with pytest.raises(RequestError, match="position_ids of its own"):
+        padding_of(ids, {"position_ids": positions})
+
+
+class SeesScores:
+    """A criterion that ends nothing and keeps the likeliest token of each output position that it is shown."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.seen.append(None if scores is None else [int(each.argmax()) for each in scores])
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_criterion_is_shown_the_scores_that_are_kept(model, prompts, drafting, kept):
+    settings = {"return_dict_in_generate": True, "output_scores": kept, "max_new_tokens": 9}
+    plain, ours = SeesScores(), SeesScores()
+    greedy(model, prompts[0], stopping_criteria=StoppingCriteriaList([plain]), **settings)
+    greedy(model, prompts[0], custom_generate=drafting, stopping_criteria=StoppingCriteriaList([ours]), **settings)
+    assert ours.seen == plain.seen
+    assert len(ours.seen) == 9
 
 
 @pytest.mark.parametrize(
