@@ -229,6 +229,7 @@ def _in_a_child(work: Any, seconds: float) -> dict[str, Any]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.setpgrp()  # a fault that ends its whole group ends nobody else
         resource.setrlimit(resource.RLIMIT_CPU, (int(2 * seconds), int(2 * seconds)))
         signal.alarm(int(4 * seconds))
         found: dict[str, Any] = {"verdict": "killed", "by": "the end of the process"}
