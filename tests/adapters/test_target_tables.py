@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 
 from specdec.adapters.target_tables import embedding_and_head
 
@@ -29,3 +37,11 @@ def test_both_compute_what_the_models_own_do(case, tmp_path):
     ids, states = torch.arange(32), torch.randn(3, 16)
     assert torch.equal(embedding(ids), model.get_input_embeddings()(ids))
     assert torch.equal(head(states), model.get_output_embeddings()(states))
+
+
+@pytest.mark.parametrize("case", ["plain", "tied"])
+def test_layers_are_not_read_for_a_weight_each(case, tmp_path, monkeypatch):
+    cls, config = CASES[case]
+    cls(config).save_pretrained(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    embedding_and_head(tmp_path, torch.float32, torch.device("cpu"))
