@@ -87,7 +87,7 @@ def test_reading_one_place_at_a_time_changes_no_token(shape: Shape, monkeypatch:
     assert all(equal(batch.verify(), verdict) for batch, verdict in zip(batches, at_once, strict=True))
 
 
-def test_no_row_after_the_stop_of_its_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reads_no_places_after_the_first_that_stops_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
     def recording(*arguments: object, **options: object) -> RowDistribution:
