@@ -100,12 +100,17 @@ class ReplayEngine(Engine):
         return parts
 
 
+def recorded_settings(recording: Recording, *more: str) -> dict[str, Any]:
+    """The recorded engine's settings that decide what a step holds, and the others that are named."""
+    wanted = {"max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "enable_prefix_caching", *more}
+    wanted |= {"structured_outputs_backend", "seed"}
+    recorded = {name: value for name, value in recording.manifest.engine.items() if name in wanted}
+    return {"max_num_seqs": 1} | recorded
+
+
 def replay_config(recording: Recording, device: str = "cpu") -> EngineConfig:
     """The recorded engine's settings, where they say anything about a replay."""
-    kept = {"max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "max_model_len", "seed"}
-    kept |= {"structured_outputs_backend", "enable_prefix_caching"}
-    recorded = {name: value for name, value in recording.manifest.engine.items() if name in kept}
-    values: dict[str, Any] = {"max_num_seqs": 1, "block_size": 16} | recorded
+    values = {"block_size": 16} | recorded_settings(recording, "num_kv_blocks")
     values |= {"device": device, "cuda_graphs": False, "enable_profiling": True}
     config = EngineConfig(model=recording.manifest.model, **values)
     if config.num_kv_blocks is not None:

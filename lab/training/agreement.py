@@ -21,15 +21,15 @@ from specdec.sdk.json_files import read_json_file
 
 from ..intervals import wilson
 from ..recording import Recording
+from ..replay.assembly import recorded_settings
 from ..replay.run import Replayed, params_of, replay
 
 TRAINERS_FILE = "agreement.json"
 """In the head's folder: {"train": [of each depth], "held_out": [...]}, by the code that trained it."""
 
 
-AS_RECORDED = {"dtype", "quantization", "moe_backend", "cpu_kernels", "tokenizer", "max_model_len", "max_num_seqs"}
-AS_RECORDED |= {"max_num_batched_tokens", "block_size", "enable_prefix_caching", "structured_outputs_backend", "seed"}
-"""Settings of the recorded engine that the live one gets; others are of a machine, or whom to trust."""
+OF_TARGET = "dtype", "quantization", "moe_backend", "cpu_kernels", "tokenizer"
+"""Settings of the recorded engine that decide what its target says; others are of a machine, or whom to trust."""
 
 
 @dataclass(frozen=True)
@@ -120,5 +120,4 @@ def _run(
 
 def _as_recorded(recording: Recording, model: str | None) -> EngineConfig:
     """The settings under which the target said what is recorded, on whatever device there is."""
-    recorded = {name: value for name, value in recording.manifest.engine.items() if name in AS_RECORDED}
-    return EngineConfig(model=model or recording.manifest.model, **{"max_num_seqs": 1, **recorded})
+    return EngineConfig(model=model or recording.manifest.model, **recorded_settings(recording, *OF_TARGET))
