@@ -108,9 +108,9 @@ class OwnDrafts(StepView[Any]):
     whole: StepView[Any]
 
     @classmethod
-    def of(cls, step: StepView[Any]) -> OwnDrafts:
-        """Take a step as it is: the counts are replaced next."""
-        return cls(**{field.name: getattr(step, field.name) for field in fields(StepView)}, whole=step)
+    def of(cls, step: StepView[Any], own: dict[str, Any]) -> OwnDrafts:
+        """Take a step as it is but for the part's `own` values."""
+        return cls(**{field.name: getattr(step, field.name) for field in fields(StepView)} | own, whole=step)
 
     @property
     def num_committed(self) -> Tensor:
@@ -190,19 +190,19 @@ class Part:
         if author is not None:
             mine = author == self.index
             num_drafted, num_accepted = num_drafted * mine, num_accepted * mine
-        own = replace(
-            step if author is None else OwnDrafts.of(step),
-            width=self.num_draft_tokens,
-            budget=self._budget(budget, step.width),
-            num_drafted=num_drafted,
-            num_accepted=num_accepted,
-            kept=self._kept(step.kept),
-            sampling=self._sampling(step.sampling),
-            requests=tuple([self.request(request) for request in step.requests]),
-            history=step.history if self.needs.history else None,
-            rejected=self._rejected(step.rejected),
-        )
-        return host_form(own) if self._changes_form else own
+        own: dict[str, Any] = {
+            "width": self.num_draft_tokens,
+            "budget": self._budget(budget, step.width),
+            "num_drafted": num_drafted,
+            "num_accepted": num_accepted,
+            "kept": self._kept(step.kept),
+            "sampling": self._sampling(step.sampling),
+            "requests": tuple([self.request(request) for request in step.requests]),
+            "history": step.history if self.needs.history else None,
+            "rejected": self._rejected(step.rejected),
+        }
+        shown = replace(step, **own) if author is None else OwnDrafts.of(step, own)
+        return host_form(shown) if self._changes_form else shown
 
     def _budget(self, budget: Tensor, width: int) -> Tensor:
         """What the part can use of a budget [B] below `width`. Small tensors cost a host more than these questions."""
