@@ -123,7 +123,7 @@ class ProposerBase(ABC):
         """
 
     def close(self) -> None:
-        """The engine shuts down. Called once."""
+        """The engine shuts down, or its start fails after `bind`. Called once."""
 
 
 LIFECYCLE_METHODS = ("bind", "warmup", "on_start", "observe", "on_preempt", "on_finish", "close")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,12 +91,13 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     if plan.speculation is not None:
         read_late = drafts.table is not None
         services, host = _bound(plan, plan.speculation, model, metrics, provided, read_late=read_late)
-    cache = PagedCache.for_requests(plan, model.target)
-    if services is not None and host is not None:
-        services.lay_out_draft_kv(cache.scheduler.pool.num_blocks, cache.addressing)
-        services.use_cache(cache.kv, cache.addressing)
-        with model.threads.used():
-            host.warm_up(services.passes)
+    with host.closed_on_failure() if host else nullcontext():
+        cache = PagedCache.for_requests(plan, model.target)
+        if services is not None and host is not None:
+            services.lay_out_draft_kv(cache.scheduler.pool.num_blocks, cache.addressing)
+            services.use_cache(cache.kv, cache.addressing)
+            with model.threads.used():
+                host.warm_up(services.passes)
     scheduler: Scheduling = cache.scheduler
     if stand_in is None:
         served = model.served(plan, cache, passes)

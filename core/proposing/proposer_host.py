@@ -6,7 +6,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -90,12 +91,25 @@ class ProposerHost(ContainedCalls):
     def warm_up(self, passes: EarlyPasses | None = None) -> None:
         """Let it warm up where its draft KV is, and load its state. A failure stops the start under any policy.
 
-        passes: over layers of the target, on a device. None means that there are none.
+        It is closed then. passes: over layers of the target, on a device. None means that there are none.
         """
         self._passes = passes
-        self.must("warmup")
-        if self._state_dir is not None and has_state(self._state_dir):
-            self.load(self._state_dir)
+        with self.closed_on_failure():
+            self.must("warmup")
+            if self._state_dir is not None and has_state(self._state_dir):
+                self.load(self._state_dir)
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close it where the start fails. Nothing is saved: state that could not be loaded would be written over."""
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self._end()
+            except ProposerError as another:
+                error.add_note(str(another))
+            raise
 
     def start(self, request: RequestView) -> None:
         """Tell it of a request's first row."""
@@ -190,8 +204,11 @@ class ProposerHost(ContainedCalls):
             if self._state_dir is not None:
                 self.save(self._state_dir)
         finally:
-            if "close" in self._methods:
-                self._contained("close", self._methods["close"], failed=None)
+            self._end()
+
+    def _end(self) -> None:
+        if close := self._methods.pop("close", None):
+            self._contained("close", close, failed=None)
 
     def save(self, path: Path) -> None:
         """Have it write its shared state. Raises ConfigError SD-E179, SD-E181; ProposerError whatever the policy."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, tokens
-from engine_proposers import WRONG
+from engine_proposers import WRONG, Faulty
 from inside import pool_of, proposer_of, scheduler_of
 
-from specdec.sdk import ProposerError
+from specdec.sdk import ConfigError, ProposerError
 from specdec.sdk.errors import PluginLoadError
 
 NAME = "engine_proposers:Faulty"
@@ -308,6 +308,36 @@ def test_failing_before_the_first_request_stops_the_start(method, error, policy,
         faulty(sequences, method, policy)
     assert NAME in str(caught.value)
     assert f"{method} fails on purpose" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "settings"), [("warmup", {}), ("nowhere", {"kv_cache_memory_gib": 1e-9})], ids=["warmup", "cache"]
+)
+def test_what_fails_after_the_proposer_is_bound_closes_it_once(where, settings, sequences, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Faulty, "close", lambda self: closed.append(self))
+    with pytest.raises((ProposerError, ConfigError)):
+        faulty(sequences, where, "disable", **settings)
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("where", ["warmup", "load"])
+def test_a_start_that_fails_saves_nothing_over_what_was_saved(where, sequences, tmp_path, monkeypatch):
+    faulty(sequences, "nowhere").save_proposer_state(tmp_path)
+    before, closed = (tmp_path / "manifest.json").read_text(), []
+    monkeypatch.setattr(Faulty, "close", lambda self: closed.append(self))
+    options = {"where": where, "sequences": sequences}
+    with pytest.raises(ProposerError, match=f"{where} fails on purpose"):
+        make_llm("Faulty", options=options, speculative={"state_dir": str(tmp_path)})
+    assert len(closed) == 1
+    assert (tmp_path / "manifest.json").read_text() == before
+
+
+def test_what_closing_raises_stands_beside_why_the_start_failed(sequences, monkeypatch):
+    monkeypatch.setattr(Faulty, "close", lambda self: 1 / 0)
+    with pytest.raises(ProposerError, match="warmup fails on purpose") as caught:
+        faulty(sequences, "warmup")
+    assert "close raised ZeroDivisionError" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip_step", "disable"])
