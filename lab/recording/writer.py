@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +140,14 @@ class RecordingWriter:
 def reserved(folder: Path) -> Iterator[None]:
     """Make a folder if there is none, and keep other processes from recording into it. A process that ends lets it go.
 
+    A folder that was made goes again where nothing was recorded.
+
     Raises ConfigError: SD-E187 for what is no folder or cannot be written, SD-E247 if it holds something else, or if
     another process records into it.
     """
     with ExitStack() as stack:
         try:
+            is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
@@ -156,7 +159,14 @@ def reserved(folder: Path) -> Iterator[None]:
                 _lock(lock, folder)
         except OSError as error:
             raise _unwritable(folder, error) from error
+        if is_new:
+            stack.callback(_remove_if_empty, folder)  # before others may record into it
         yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # what holds anything stays
+        folder.rmdir()
 
 
 def _lock(opened: int, folder: Path) -> None:

@@ -255,6 +255,14 @@ def test_a_folder_takes_one_recording_at_a_time_and_outlives_a_killed_one(tmp_pa
         pass
 
 
+def test_a_folder_goes_again_where_nothing_was_recorded(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("x", "mine"):
+        with pytest.raises(AssertionError):
+            record(settings(), PluginSettings(), tmp_path / name, Quiet(), NeverLoaded)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_what_ended_is_kept_where_a_later_request_fails(tmp_path, monkeypatch):
     kept = RecordingWriter.add
 
