@@ -62,7 +62,8 @@ def spare_memory(device: torch.device) -> int:
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. On a CPU its pages are committed when they are first touched."""
+    """A tensor of zeros. On a CPU its pages are committed when they are first touched, and a fork writes to its own."""
     if device.type != "cpu" or not prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
