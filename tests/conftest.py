@@ -43,6 +43,15 @@ def proven_targets(_proof, monkeypatch):
     monkeypatch.setattr(module, "MOST_PARAMETERS", for_users)
 
 
+@pytest.fixture
+def half_by_default():
+    """A user's script says so for its own tensors, and makes an engine too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(before)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """What was logged is sent to another process in UTF-8, which half a surrogate pair is not."""

@@ -50,10 +50,10 @@ class DistributionBuffers:
         cls, form: DistributionForm, shape: tuple[int, int, int], t2d: Tensor | None, device: torch.device
     ) -> DistributionBuffers:
         """Buffers of [rows, K, width] for the declared form; none at all for one-hot."""
-        dense = torch.empty(shape, device=device) if form == "dense" else None
+        dense = torch.empty(shape, dtype=torch.float32, device=device) if form == "dense" else None
         sparse = form == "sparse"
         ids = torch.empty(shape, dtype=torch.int64, device=device) if sparse else None
-        probs = torch.empty(shape, device=device) if sparse else None
+        probs = torch.empty(shape, dtype=torch.float32, device=device) if sparse else None
         return cls(dense, ids, probs, t2d)
 
     def examples(self, count: int) -> list[DraftDistributions]:

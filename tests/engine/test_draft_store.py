@@ -316,6 +316,13 @@ def test_an_example_of_each_kind_has_the_shape_of_what_is_taken(form, fields):
         assert {tensor.shape for tensor in each.values()} == {(2, K, V)}
 
 
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_distributions_are_kept_as_drawn_where_the_user_has_another_default_dtype(form, half_by_default):
+    buffers = DistributionBuffers.allocate(form, (ROWS, K, V), None, torch.device("cpu"))
+    (kept,) = (each for each in (buffers.dense, buffers.sparse_probs) if each is not None)
+    assert kept.dtype == torch.float32
+
+
 def test_rows_and_kinds_are_sent_where_a_draft_has_a_distribution_and_only_there():
     drafts = store()
     put(drafts, [A, B], [1, 1], [[7, 8], [9]], dense_distribution([DistributionKind.DENSE_PROBS] * 2))

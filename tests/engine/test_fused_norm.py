@@ -118,3 +118,9 @@ def test_every_norm_of_the_target_is_replaced(dtype, form):
     model = target_of(LLM("tiny", max_model_len=64, dtype=dtype)).model
     replaced = [module for module in model.modules() if type(module) is NativeRMSNorm]
     assert [type(module.spelled) for module in replaced] == [form] * (8 * 4 + 1)
+
+
+@pytest.mark.parametrize("form", [FusedRMSNorm, WideRMSNorm])
+def test_an_epsilon_is_not_rounded_to_the_users_default_dtype(form, half_by_default):
+    weight = nn.Parameter(torch.ones(8, dtype=torch.float32))
+    assert form(weight, weight, 1e-6).eps.item() == pytest.approx(1e-6, rel=1e-7)

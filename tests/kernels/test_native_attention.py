@@ -199,3 +199,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(native, wrong):
         native(*inputs, batch_of([(3, 9)]), AttentionSpec(0.125))
     assert all((each == 1).all() for each in inputs)
     assert [each._use_count() for each in inputs] == held, "nothing is kept"
+
+
+def test_kernels_load_where_the_user_has_another_default_dtype(half_by_default):
+    NativeKernels.load().check()

@@ -55,7 +55,7 @@ class NativeLinear(LaidOutLinear):
     def __init__(self, plain: nn.Linear, kernels: NativeKernels, *, keep: bool = False) -> None:
         super().__init__(plain, kernels.pack(plain.weight.detach()), keep=keep)
         self._multiply = kernels.linear
-        wide = torch.empty(0) if plain.bias is None else plain.bias.detach().float()
+        wide = torch.empty(0, dtype=torch.float32) if plain.bias is None else plain.bias.detach().float()
         self.register_buffer("_wide_bias", wide, persistent=False)
 
     def _unpacked(self) -> Tensor:

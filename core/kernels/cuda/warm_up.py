@@ -62,7 +62,7 @@ def warm_up_verification(
 
 
 def _sampling(num_requests: int, filters: bool, device: torch.device) -> SamplingRows:
-    floats = torch.ones(num_requests, device=device)
+    floats = torch.ones(num_requests, dtype=torch.float32, device=device)
     integers = torch.ones(num_requests, dtype=torch.int64, device=device)
     return SamplingRows(floats, integers, floats, floats, integers, integers, all_greedy=False, any_filter=filters)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-_SCALES = torch.tensor([1e-4, 1e-2, 1.0, 100.0])  # the small ones tell epsilons apart
+_SCALES = torch.tensor([1e-4, 1e-2, 1.0, 100.0], dtype=torch.float32)  # the small ones tell epsilons apart
 
 
 class Spelled(nn.Module):
@@ -24,7 +24,7 @@ class Spelled(nn.Module):
         super().__init__()
         self.weight = weight  # where other code may look for it
         self.register_buffer("gain", gain.detach(), persistent=False)
-        self.register_buffer("eps", torch.tensor(eps), persistent=False)
+        self.register_buffer("eps", torch.tensor(eps, dtype=torch.float32), persistent=False)
 
 
 class FusedRMSNorm(Spelled):
@@ -34,7 +34,7 @@ class FusedRMSNorm(Spelled):
         super().__init__(weight, gain, eps)
         size = gain.numel()
         self.register_buffer("scaled_gain", gain.detach() * size**0.5, persistent=False)
-        self.register_buffer("scaled_eps", torch.tensor(eps * size), persistent=False)
+        self.register_buffer("scaled_eps", torch.tensor(eps * size, dtype=torch.float32), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""

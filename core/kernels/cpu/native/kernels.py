@@ -37,7 +37,7 @@ class NativeKernels:
         self.delta_rule = operators.delta_rule.default
         self._attend = operators.attend.default
         self._attend_at = operators.attend_at.default
-        self._no_sinks = torch.empty(0)  # limits that are 0 are none either
+        self._no_sinks = torch.empty(0, dtype=torch.float32)  # limits that are 0 are none either
         self.outputs_per_panel: int = library.functions.outputs_per_panel()
         self._head_multiple: int = library.functions.head_size_multiple()
         self._longest_head: int = library.functions.longest_head()
@@ -128,7 +128,8 @@ class NativeKernels:
         inputs = query, keys, values, stored_keys, stored_values
         query64, keys64, values64, stored_keys64, stored_values64 = (each.double() for each in inputs)
         addresses = torch.tensor([[stored_keys.data_ptr(), stored_values.data_ptr()]])
-        for spec in AttentionSpec(0.125), AttentionSpec(0.125, chunk=66, sinks=torch.tensor([0.5, 1.0])):
+        sinks = torch.tensor([0.5, 1.0], dtype=torch.float32)
+        for spec in AttentionSpec(0.125), AttentionSpec(0.125, chunk=66, sinks=sinks):
             expected = attend_in_torch(query64, keys64, values64, stored_keys64, stored_values64, batch, spec)
             found = self.attend(*inputs, batch, spec)
             again = self.attend_at(query, keys, values, batch.table, addresses, 0, spec)
@@ -137,14 +138,15 @@ class NativeKernels:
         return True
 
     def _multiplies(self, dtype: torch.dtype, tolerance: float, generator: torch.Generator) -> bool:
-        input, weight, bias = (torch.randn(each, generator=generator) for each in [(8, 40), (70, 40), (70,)])
+        input, weight, bias = (torch.randn(each, generator=generator).float() for each in [(8, 40), (70, 40), (70,)])
         input, weight = input.to(dtype), weight.to(dtype)
         packed, expected = self.pack(weight), input.double() @ weight.double().t() + bias
         products = (self.linear(input[:count], packed, bias, len(bias)) for count in range(1, 9))
         return all(torch.allclose(each.double(), expected[: len(each)], tolerance, tolerance) for each in products)
 
     def _normalizes(self, dtype: torch.dtype, tolerance: float, generator: torch.Generator) -> bool:
-        rows, gain = torch.randn(3, 72, generator=generator).to(dtype), torch.randn(72, generator=generator)
+        rows, gain = (torch.randn(each, generator=generator).float() for each in [(3, 72), (72,)])
+        rows = rows.to(dtype)
         expected = nn.functional.rms_norm(rows.double(), (72,), gain.double(), 1e-5)
         found = [self.rms_norm(rows, gain, 1e-5, rounds_first).double() for rounds_first in (0, 1)]
         return all(torch.allclose(each, expected, tolerance, tolerance) for each in found)
