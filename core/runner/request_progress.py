@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -142,21 +143,26 @@ def draft_budgets(committed: Sequence[Committed], host: ProposerHost, most: int)
     return budgets
 
 
+INTERRUPTS = [int(each) for each in signal.Signals if each.name in ("SIGINT", "SIGALRM", "SIGTERM")]
+"""Signals whose handlers may raise: Ctrl-C, a timeout, an end that is asked for."""
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back an interrupt (Ctrl-C) until the block ends. It comes in the main thread, and nowhere else.
+    """Hold back what a signal's handler raises until the block ends. It comes in the main thread, and nowhere else.
 
     For a few Python statements that belong together, and nothing that may wait or is a plugin's.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    held = []
-    signal.signal(signal.SIGINT, lambda *interrupt: held.append(interrupt))
+    held: list[tuple[Any, ...]] = []
+    known: list[tuple[int, Any]] = []
+    if threading.current_thread() is threading.main_thread():
+        known = [(each, handler) for each in INTERRUPTS if callable(handler := signal.getsignal(each))]
     try:
+        for each, _ in known:
+            signal.signal(each, lambda *interrupt: held.append(interrupt))
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for each, handler in known:
+            signal.signal(each, handler)
         if held:
-            handler(*held[0])
+            dict(known)[held[0][0]](*held[0])

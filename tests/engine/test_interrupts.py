@@ -152,16 +152,24 @@ def test_an_interrupt_is_held_back_to_the_end_of_the_block():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_of_the_users_own_is_called_after_the_block():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM, signal.SIGTERM])
+def test_a_handler_of_the_users_own_is_called_after_the_block(number):
+    """It may raise: a timeout by an alarm, an end by SIGTERM."""
     told = []
-    earlier = signal.signal(signal.SIGINT, lambda *interrupt: told.append(interrupt[0]))
+    earlier = signal.signal(number, lambda *interrupt: told.append(interrupt[0]))
     try:
         with uninterrupted():
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             assert not told
-        assert told == [signal.SIGINT]
+        assert told == [number]
     finally:
-        signal.signal(signal.SIGINT, earlier)
+        signal.signal(number, earlier)
+
+
+def test_what_nobody_handles_is_left_as_it_is():
+    before = signal.getsignal(signal.SIGALRM)
+    with uninterrupted():
+        assert signal.getsignal(signal.SIGALRM) == before == signal.SIG_DFL
 
 
 def test_an_error_in_the_block_stays_what_it_is_and_the_handler_comes_back():
