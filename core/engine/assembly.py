@@ -63,7 +63,7 @@ def parts_of(engine: Any) -> Parts:
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
-    with plan.profile.current():
+    with plan.profile.current(), torch.inference_mode(False):  # steps write to what is made here, in any mode
         return put_together(plan, LoadedModel.load(plan))
 
 

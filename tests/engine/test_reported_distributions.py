@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_helpers import make_llm, tokens
 
-from specdec import SamplingParams
+from specdec import LLM, SamplingParams
 from specdec.core.proposing.draft_check import DraftChecker
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerError
 from specdec.sdk.errors import PluginId
@@ -106,3 +106,20 @@ def test_the_fix_names_the_type_that_is_asked_for():
     draft.distribution.__dict__["kind"] = draft.distribution.kind.long()
     with pytest.raises(ProposerError, match=r"SD-E201(?s:.*)distribution.kind.to\(torch.uint8\)"):
         Checks("host").check(draft)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "tiny/eagle3", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
+        {"model": "tiny/medusa", "num_speculative_tokens": 3, "max_nodes": 8},
+    ],
+    ids=["distributions", "trees"],
+)
+def test_an_engine_that_was_made_in_inference_mode_steps_outside_of_it(asked):
+    """As where one thread makes it, and another one uses it."""
+    with torch.inference_mode():
+        llm = LLM("tiny", device="cpu", speculative_config=asked, max_model_len=128)
+    output = llm.generate("def read_lines(path):", SAMPLED)[0].outputs[0]
+    assert output.finish_reason == "length"
+    assert output.spec_decode_metrics["num_draft_tokens"] > 0
