@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel
 from specdec.sdk.config import NetworkSettings
 from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError
 from specdec.sdk.model_proposer.updates import require_fit
+from specdec.sdk.model_proposer.weights import joined_experts
 
 from ..kernels.backend import Backend
 from ..model.attention import ATTENTION_NAME
@@ -35,6 +36,7 @@ def load_causal_lm(
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
+    tensors = joined_experts(tensors, model.state_dict().keys())
     require_fit(tensors, model.state_dict())
     model.load_state_dict(tensors, strict=False)
     prepare(model, settings.quantization, backend, keep=model.get_output_embeddings(), drop=True)

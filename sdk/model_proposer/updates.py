@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..config import NetworkSettings
 from ..errors import ConfigError
+from .weights import expert_stems
 
 if TYPE_CHECKING:
     from ..services import Services
@@ -43,7 +44,15 @@ class UpdatedServices:
     ) -> Any:
         """Load the model with the new tensors in it. Raises ConfigError SD-E228 for one that does not fit."""
         self._known |= self._tensors.keys()
-        return self._services.load_causal_lm(checkpoint, settings, {**(tensors or {}), **self._tensors})
+        new = {**(tensors or {}), **self._tensors, **self._experts(checkpoint)}
+        return self._services.load_causal_lm(checkpoint, settings, new)
+
+    def _experts(self, checkpoint: str | Path) -> dict[str, Tensor]:
+        """Load all experts of layers where one is new: a model that keeps them joined takes them together."""
+        layers = tuple(f"{stem}." for stem in expert_stems(self._tensors))
+        found = self.load_tensors(checkpoint, layers) if layers else {}
+        require_fit({name: each for name, each in self._tensors.items() if name.startswith(layers)}, found)
+        return found
 
     def require_known(self) -> None:
         """Raise ConfigError SD-E228 if no checkpoint that was read has a tensor of some name."""

@@ -122,6 +122,11 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], source: str | 
     weights.finish()
 
 
+def expert_stems(names: Iterable[str]) -> set[str]:
+    """What stands before the number in the names of experts that are stored one by one."""
+    return {match[1] for name in names if (match := _EXPERT.fullmatch(name))}
+
+
 def joined_experts(tensors: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
     """The tensors, with experts joined where `wanted` has the joined names.
 
@@ -130,7 +135,7 @@ def joined_experts(tensors: Mapping[str, Tensor], wanted: Collection[str]) -> di
     """
     found = {name: match for name in tensors if (match := _EXPERT.fullmatch(name))}
     joined = {name: tensor for name, tensor in tensors.items() if name not in found}
-    for stem in sorted({match[1] for match in found.values()}):
+    for stem in sorted(expert_stems(found)):
         own = {(int(match[2]), match[3]): tensors[name] for name, match in found.items() if match[1] == stem}
         count = 1 + max(expert for expert, _ in own)
         if f"{stem}.gate_up_proj" in wanted and len(own) == 3 * count:

@@ -25,11 +25,12 @@ EAGLE3 = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
 HEADS = {
     "eagle3": EAGLE3,
     "draft_model": {"method": "draft_model", "model": "tiny/draft", "num_speculative_tokens": 3},
+    "experts": {"method": "draft_model", "model": "tiny/moe_draft", "num_speculative_tokens": 3},
     "eagle": {"model": "tiny/eagle", "num_speculative_tokens": 3},
     "dflash": {"model": "tiny/dflash", "num_speculative_tokens": 4},
     "medusa": {"model": "tiny/medusa", "num_speculative_tokens": 2},
 }
-QUICK = ("eagle3", "draft_model")  # tensors of a file, and a model of transformers
+QUICK = ("eagle3", "draft_model", "experts")  # tensors of a file, a model of transformers, and one that joins tensors
 FORMS = [
     {"dtype": "bfloat16", "cpu_kernels": "torch"},  # weights in oneDNN's blocks
     {"quantization": "int8_weight_only"},
@@ -143,6 +144,17 @@ def test_what_does_not_fit_changes_nothing(tensors, found):
         with pytest.raises(ConfigError, match=f"(?s)SD-E228.*{found}"):
             llm.update_proposer_weights(fitting | tensors if isinstance(tensors, dict) else tensors)
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights(llm).items())
+
+
+def test_one_expert_may_be_new_and_one_that_is_not_there_is_named():
+    _, new = changed("experts")
+    expert = "model.layers.0.mlp.experts.{}.up_proj.weight"
+    with engine("experts") as llm:
+        before = drafts(llm)
+        llm.update_proposer_weights({expert.format(0): 50 * new[expert.format(0)].float()})
+        assert drafts(llm) != before
+        with pytest.raises(ConfigError, match=r"(?s)SD-E228(?!.*experts\.0).*experts\.9\.up_proj.*no tensor"):
+            llm.update_proposer_weights({expert.format(9): new[expert.format(0)]})
 
 
 def test_a_table_that_is_shared_with_the_target_cannot_become_another():
