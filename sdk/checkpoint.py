@@ -61,7 +61,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str | Path) -> Checkpoint:
-        """Open a checkpoint. From the hub it fetches configuration and weights only.
+        """Open a checkpoint. From the hub it fetches configuration, weights and modelling code, and runs nothing.
 
         model: a directory, the name of a packaged model ("tiny/NAME"), or a hub id.
 
@@ -227,7 +227,7 @@ def _from_hub(model: str, looked_at: Path) -> Path:
     if refused:
         raise CheckpointError("SD-E105", f'there is no checkpoint "{model}"', facts | refused | {"fix": _FIX})
     try:
-        directory = Path(snapshot_download(model, allow_patterns=["*.json", *_WEIGHTS]))
+        directory = Path(snapshot_download(model, allow_patterns=["*.json", "*.py", *_WEIGHTS]))
         if _config_in(directory) is not None:
             return directory
         facts["hub"] = "the repository has no config.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
 from specdec.sdk.checkpoint import Checkpoint
@@ -24,7 +24,7 @@ from specdec.sdk.model_proposer.kv_shape import require_positions
 from .as_text import Crossing
 from .pard2 import Pard2Spec, TargetTerm
 from .reencode import SPARE_ROWS, TextDrafter
-from .vocabularies import Asked, PaddedTable, SharedTable, Vocabularies, has_tokenizer
+from .vocabularies import Asked, PaddedTable, SharedTable, Vocabularies, has_tokenizer, tokenizer_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class DraftModelProposer(MaskedProposer):
             reason = f"the draft model serves {longest} positions, and max_model_len is {target.max_model_len}"
             raise Refusal(reason, f"max_model_len={longest}, or another draft model")
         require_positions(facts, target)
-        vocabularies = Vocabularies.choose(checkpoint, facts["vocab_size"], target, config.options.vocabulary)
+        vocabularies = _vocabularies(checkpoint, config, facts["vocab_size"], target)
         if vocabularies.way != "same" and mask is not None:
             reason = f"it drafts in parallel, which takes the target's tokenizer, and {vocabularies}"
             raise Refusal(reason, '"parallel_drafting": false, or a draft model with the target\'s tokenizer')
@@ -93,9 +93,10 @@ class DraftModelProposer(MaskedProposer):
         checkpoint = self.open_checkpoint(self.config)
         facts = _model_config(checkpoint, self.config.network.trust_remote_code)
         size, target = facts["vocab_size"], self.target
-        vocabularies = Vocabularies.choose(checkpoint, size, target, self.config.options.vocabulary)
+        vocabularies = _vocabularies(checkpoint, self.config, size, target)
         if vocabularies.way == "same":
-            _check_vocabulary(checkpoint, size, self.services.tokenizer, target)
+            own = tokenizer_of(checkpoint.directory, trust_remote_code=self.config.network.trust_remote_code)
+            _check_vocabulary(own, size, self.services.tokenizer, target)
         else:
             logger.warning("the draft model %s has another tokenizer: %s", checkpoint.directory, vocabularies)
         self.mask_token_id = _mask_of(checkpoint, self.config.options.parallel_drafting, size)
@@ -190,19 +191,24 @@ def _model_config(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, 
     return facts | {name: facts[own] for name, own in config.attribute_map.items() if own in facts}
 
 
+def _vocabularies(checkpoint: Checkpoint, config: ProposerConfig, size: int, target: TargetInfo) -> Vocabularies:
+    trusts = config.network.trust_remote_code
+    return Vocabularies.choose(checkpoint, size, target, config.options.vocabulary, trust_remote_code=trusts)
+
+
 def _check_size(size: int, target: TargetInfo) -> None:
     if size != target.vocab_size:
         reason = f"the draft model's vocabulary has {size} tokens, the target's {target.vocab_size}"
         raise Refusal(reason, "a draft model with the target's tokenizer")
 
 
-def _check_vocabulary(checkpoint: Checkpoint, size: int, tokenizer: Any, target: TargetInfo) -> None:
+def _check_vocabulary(tokenizer: Any, size: int, targets: Any, target: TargetInfo) -> None:
     """Equal token ids where both have a tokenizer, whatever their models are padded to; else equal sizes."""
-    if tokenizer is None or not has_tokenizer(checkpoint.directory):
+    if tokenizer is None or targets is None:
         _check_size(size, target)
         return
-    own: dict[str, int] = AutoTokenizer.from_pretrained(checkpoint.directory).get_vocab()
-    theirs: dict[str, int] = tokenizer.get_vocab()
+    own: dict[str, int] = tokenizer.get_vocab()
+    theirs: dict[str, int] = targets.get_vocab()
     different = [token for token, token_id in own.items() if theirs.get(token) != token_id]
     if different or len(own) != len(theirs):
         token = min(different, default="", key=lambda token: own[token])

@@ -47,15 +47,19 @@ class Vocabularies:
     shared: tuple[tuple[int, int], ...] = ()  # draft id and target id of each token that both have
 
     @classmethod
-    def choose(cls, checkpoint: Checkpoint, size: int, target: TargetInfo, asked: Asked) -> Vocabularies:
+    def choose(
+        cls, checkpoint: Checkpoint, size: int, target: TargetInfo, asked: Asked, *, trust_remote_code: bool = False
+    ) -> Vocabularies:
         """size: of the draft model's table. "auto": the first way that can be gone, in the order of `Way`.
+
+        trust_remote_code: whether code that the draft model's checkpoint brings along may run.
 
         Without a tokenizer on both sides they count as the same; their sizes are compared elsewhere. Raises Refusal
         for a way that cannot be gone.
         """
         if asked in ("auto", "same") and _have_same_files(checkpoint.directory, target.checkpoint_dir):
             return cls("same", None, None)
-        own, other = _of(checkpoint.directory), _of_target(target)
+        own, other = tokenizer_of(checkpoint.directory, trust_remote_code=trust_remote_code), _of_target(target)
         if asked == "same" or own is None or other is None:
             _refuse_without_tokenizers(asked)
             return cls("same", None, None)
@@ -91,16 +95,20 @@ def _bytes_in(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _of(directory: Path) -> Any:
-    return AutoTokenizer.from_pretrained(directory) if has_tokenizer(directory) else None
+def tokenizer_of(directory: Path, *, trust_remote_code: bool) -> Any:
+    """The tokenizer of a checkpoint, None without one. Where trust is left open, transformers asks the terminal."""
+    if not has_tokenizer(directory):
+        return None
+    return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
 
 
 def _of_target(target: TargetInfo) -> Any:
     """Load the target's tokenizer. None if the target is a model object, or its checkpoint has no tokenizer."""
     if target.checkpoint_dir is not None:
-        return _of(target.checkpoint_dir)
+        return tokenizer_of(target.checkpoint_dir, trust_remote_code=False)
     try:
-        return AutoTokenizer.from_pretrained(target.model) if "/" in target.model else None  # a hub id
+        hub_id = target.model if "/" in target.model else None
+        return hub_id and AutoTokenizer.from_pretrained(hub_id, trust_remote_code=False)
     except (OSError, ValueError):
         return None
 

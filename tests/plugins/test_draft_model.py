@@ -346,6 +346,37 @@ def test_rotary_tables_that_depend_on_the_longest_text_are_refused_as_those_of_h
         assert host_of(llm) is not None
 
 
+@pytest.fixture
+def with_code(tmp_path):
+    """A draft model whose configuration and modelling code come with its checkpoint."""
+    folder = small_model(tmp_path / "draft")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "of_its_own", "auto_map": classes}))
+    lines = ["from transformers import Qwen3Config, Qwen3ForCausalLM", "class Config(Qwen3Config):"]
+    lines += ["    model_type = 'of_its_own'", "class Model(Qwen3ForCausalLM):", "    config_class = Config"]
+    (folder / "code.py").write_text("\n".join(lines))
+    return folder
+
+
+def test_code_of_a_checkpoint_of_the_hub_is_fetched_and_trusted_without_a_question(with_code, tmp_path, monkeypatch):
+    def download(name, allow_patterns):
+        snapshot = tmp_path / "snapshot"
+        snapshot.mkdir(exist_ok=True)
+        for pattern in allow_patterns:
+            for file in with_code.glob(pattern):
+                shutil.copy(file, snapshot)
+        return snapshot
+
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
+    with llm_with("owner/draft", speculative={"trust_remote_code": True}) as llm:
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
+        assert llm.engine.metrics.acceptance.num_draft_tokens > 0
+    assert asked == []
+
+
 def test_it_drafts_one_token_after_the_other_where_that_is_asked_for(tmp_path):
     with llm_with(small_model(tmp_path / "draft", pard_token=63), speculative={"parallel_drafting": False}) as llm:
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
