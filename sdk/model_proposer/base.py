@@ -162,7 +162,8 @@ class ModelProposer(ProposerBase):
         Raises ConfigError, and changes nothing: SD-E228 for names, shapes, dtypes and values that do not fit, SD-E229
         where the network would be made of other parts.
         """
-        updates = self._updates | {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        new = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        updates = self._updates | new  # kept for later ones, on the host: the cache fills the device
         updated, services = type(self)(self.config), UpdatedServices(self.services, updates)
         updated.target, updated.services = self.target, services
         with torch.inference_mode(False), torch.no_grad():

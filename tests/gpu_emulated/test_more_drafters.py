@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import serving
+from inside import proposer_of
+from safetensors.torch import load_file
 from serving import K, churn
 
 from specdec import LLM, SamplingParams
@@ -132,3 +134,13 @@ def test_a_device_drafts_what_a_cpu_does(name, sampled, cuda, tmp_path):
     found = drafts(model, speculative, "cuda", sampled=sampled)
     assert found == drafts(model, speculative, "cpu", sampled=sampled)
     assert sum(map(len, found)) > 6, "it drafts"
+
+
+def test_new_weights_leave_nothing_on_the_device_beside_the_network(cuda):
+    stored = load_file(serving.TINY / "medusa" / "model.safetensors")
+    settings = {"device": "cuda", "dtype": "float32", "max_model_len": 64, "max_num_seqs": 1, "cuda_graphs": False}
+    with LLM("tiny", speculative_config=serving.DEVICE["medusa"], **settings) as llm:
+        llm.update_proposer_weights({name: each.to("cuda") for name, each in stored.items()})
+        proposer = proposer_of(llm)
+        assert all(each.is_cpu for each in proposer._updates.values())
+        assert not any(each.is_cpu for each in proposer.network.parameters())
