@@ -48,6 +48,8 @@ class Combinator(ProposerBase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "Options" in vars(cls):
+            raise TypeError(f"{cls.__name__}.Options would be lost: own_options() adds options to its parts' sections")
         cls.Options = cls._options_at("proposer_config")
         asked = {name: getattr(part, "RequestOptions", None) for name, part in zip(cls.names(), cls.parts, strict=True)}
         per_request: dict[str, Any] = {

@@ -527,6 +527,11 @@ def test_an_option_of_a_part_named_like_a_key_of_its_section_is_refused():
         Adaptive.of(Chain.of(type("Model", (Spy,), {})))
 
 
+def test_a_nested_class_of_options_of_the_whole_is_refused_and_not_lost():
+    with pytest.raises(TypeError, match=r"Mine\.Options would be lost: own_options\(\) adds options"):
+        type("Mine", (Chain,), {"parts": (First,), "Options": type("Options", (StrictModel,), {})})
+
+
 def test_a_part_named_like_an_option_of_the_whole_is_refused():
     with pytest.raises(TypeError, match="a part of AdaptiveOfPolicy is named like its option policy; rename its class"):
         Adaptive.of(type("Policy", (Spy,), {}))
