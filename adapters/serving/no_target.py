@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import cached_file
 
 from specdec.sdk.errors import Refusal
 from specdec.sdk.types import TargetInfo
@@ -21,7 +23,7 @@ class NoTarget:
         self.model = self
         self.device = torch.device(info.device)
         self.dtype: torch.dtype = getattr(torch, info.dtype)
-        self._directory = info.checkpoint_dir
+        self._info = info
 
     def get_input_embeddings(self) -> Callable[[Tensor], Tensor]:
         return lambda token_ids: self._tables[0](token_ids)
@@ -33,9 +35,9 @@ class NoTarget:
     def _tables(self) -> tuple[nn.Module, nn.Module]:
         """Raises Refusal where they cannot be had."""
         try:
-            if self._directory is None:
-                raise FileNotFoundError("there is no checkpoint of it")
-            return embedding_and_head(self._directory, self.dtype, self.device)
+            directory = self._info.checkpoint_dir  # None for a hub id, whose files its engine has put into the cache
+            directory = directory or Path(cached_file(self._info.model, "config.json")).parent
+            return embedding_and_head(directory, self.dtype, self.device)
         except Exception as error:  # whatever files, configurations and modelling code raise
             reason = f"it uses the target's embedding or lm_head, and the target runs in another process: {error}"
             raise Refusal(reason, "tables of its own, or the engine's process") from error

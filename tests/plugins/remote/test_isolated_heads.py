@@ -14,13 +14,16 @@ from test_isolation import SAMPLED, engine, figures, mine, processes_of, sampled
 
 from specdec import SamplingParams
 from specdec.adapters.serving.hosted import CHUNK, Hosted, served_speculation
+from specdec.adapters.serving.keeper import _tokenizer
 from specdec.adapters.serving.no_target import NoTarget
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.plan import Plan
 from specdec.core.registry import PluginSettings
 from specdec.plugins.remote.texts import Text
 from specdec.sdk import Refusal
+from specdec.sdk.child_wire import Order
 from specdec.sdk.errors import RequestError
+from specdec.sdk.packaged import packaged
 from specdec.sdk.shared_states import SharedStates
 from specdec.sdk.wire import Row, Start
 
@@ -194,5 +197,28 @@ def test_the_tables_are_the_targets() -> None:
 
 
 def test_without_a_checkpoint_there_are_no_tables() -> None:
-    with pytest.raises(Refusal, match="there is no checkpoint of it"):
-        NoTarget(info(checkpoint_dir=None)).get_input_embeddings()(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(Refusal, match=r"uses the target's embedding or lm_head[\s\S]*'a model object'"):
+        NoTarget(info(checkpoint_dir=None, model="a model object")).get_input_embeddings()(torch.zeros(1).long())
+
+
+@pytest.fixture
+def hub_id(tmp_path, monkeypatch) -> str:
+    """The packaged target, as the cache of the hub keeps it."""
+    repository = tmp_path / "models--org--target"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / ("0" * 40)).symlink_to(packaged("tiny"))
+    for module in ("huggingface_hub.constants", "transformers.utils.hub"):
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+            monkeypatch.setattr(f"{module}.{name}", str(tmp_path), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return "org/target"
+
+
+def test_a_target_of_the_hub_has_its_tables_and_its_tokenizer_there_too(hub_id) -> None:
+    ids, of_hub = torch.arange(40), {"model": hub_id, "checkpoint_dir": None}
+    tables = [NoTarget(info(dtype="float32", **facts)).get_input_embeddings()(ids) for facts in (of_hub, {})]
+    assert torch.equal(*tables)
+    order = Order({}, {}, "", [], hub_id, None, None, 0, 1.0)
+    assert _tokenizer(order).get_vocab() == engine().engine.tokenizer.get_vocab()
