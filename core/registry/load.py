@@ -99,7 +99,7 @@ def _offered(target: TargetInfo) -> list[type[Extension]]:
 def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[str]) -> Path | None:
     if config.state_dir is None:
         return None
-    path = as_path(config.state_dir)
+    path = as_path(config.state_dir).absolute()  # the same at the end, wherever its process works by then
     require_state(plugin, methods)
     if has_state(path):
         find_state(path, plugin)

@@ -25,11 +25,11 @@ class KeepsState(AsksElsewhere):
 
     def save(self, path: Path) -> None:
         """The process writes it, and one that is started later reads it, while it is there."""
-        self._conversation.call("save", str(path), again="save")
+        self._conversation.call("save", str(path.absolute()), again="save")
 
     def load(self, path: Path) -> None:
         """The process reads it, and one that is started later does too, while it is there."""
-        self._conversation.call("load", str(path), again="load")
+        self._conversation.call("load", str(path.absolute()), again="load")
 
 
 class TakesWeights(AsksElsewhere):

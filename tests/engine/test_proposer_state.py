@@ -54,6 +54,16 @@ def test_a_state_dir_is_loaded_at_the_start_and_saved_at_close(prompts, tmp_path
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "state").iterdir()) == ["manifest.json", "state"]
 
 
+def test_a_relative_state_dir_is_one_place_wherever_the_process_works_by_the_end(tmp_path, monkeypatch):
+    for name in ("at the start", "at the end"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "at the start")
+    with suffix(state_dir="state"):
+        monkeypatch.chdir(tmp_path / "at the end")
+    assert (tmp_path / "at the start" / "state" / "manifest.json").is_file()
+    assert not list((tmp_path / "at the end").iterdir())
+
+
 def test_a_save_that_fails_keeps_what_was_saved_before(prompts, tmp_path, monkeypatch):
     llm = suffix()
     accepted(llm, prompts[0])

@@ -308,7 +308,7 @@ def test_a_process_that_never_starts_is_ended() -> None:
 
 
 @pytest.mark.full
-def test_its_state_is_saved_and_loaded_also_by_the_next_process(tmp_path, plain) -> None:
+def test_its_state_is_saved_and_loaded_also_by_the_next_process(tmp_path, plain, monkeypatch) -> None:
     config = mine("Learns") | {"state_dir": str(tmp_path / "state")}
     name = "specdec:proposer_learns_seen"
     seen = []
@@ -320,7 +320,8 @@ def test_its_state_is_saved_and_loaded_also_by_the_next_process(tmp_path, plain)
         llm.close()
     assert seen[1] == 2 * seen[0] > 0
     llm = engine(config)
-    llm.save_proposer_state(tmp_path / "state")  # what was loaded is gone
+    monkeypatch.chdir(tmp_path)  # the process stays where it was started
+    llm.save_proposer_state("state")  # what was loaded is gone
     _, [child], _ = processes_of(llm)
     os.kill(child, signal.SIGKILL)
     until(lambda: not is_alive(child))
