@@ -114,14 +114,17 @@ class ProposerHost(ContainedCalls):
     def start(self, request: RequestView) -> None:
         """Tell it of a request's first row."""
         self._started.add(request.request_id)
-        if not self._notify("on_start", request, request_ids=(request.request_id,)):
-            self._stale.add(request.request_id)
+        self._tell_of_row("on_start", request)
 
     def preempt(self, request: RequestView) -> None:
         """Tell it that a request lost its row; computing it again makes a stale request whole."""
-        self._stale.discard(request.request_id)
-        if not self._notify("on_preempt", request, request_ids=(request.request_id,)):
-            self._stale.add(request.request_id)
+        self._tell_of_row("on_preempt", request)
+
+    def _tell_of_row(self, method: str, request: RequestView) -> None:
+        """Where that fails the request is stale, also if the failure is raised here."""
+        self._stale.add(request.request_id)
+        if self._notify(method, request, request_ids=(request.request_id,)):
+            self._stale.discard(request.request_id)
 
     def finish(self, request: RequestView) -> None:
         """Tell it that a request ended, if it was told that it started."""

@@ -126,6 +126,29 @@ def test_a_request_whose_step_failed_has_ended_and_begins_anew() -> None:
     assert shown.ends == {"a": ("abort", [7])}
 
 
+class Refuses(Remembers):
+    """Fails to begin with requests that begin with 9, and drafts for no others: it knows nothing of them."""
+
+    def on_start(self, request):
+        if request.prompt_token_ids[0] == 9:
+            raise ValueError("not this one")
+
+    def propose(self, step):
+        wanted = [each.prompt_token_ids[0] for each, budget in zip(step.requests, step.budget, strict=True) if budget]
+        assert 9 not in wanted
+        return super().propose(step)
+
+
+def test_a_request_that_the_proposer_failed_to_begin_with_takes_no_drafts_from_others() -> None:
+    hosted, _ = hosted_remembering(Refuses)
+    hosted.start("a", Start("a", [1, 2, 3]))
+    with pytest.raises(ProposerError, match="not this one"):
+        hosted.start("b", Start("b", [9, 2, 3]))
+    for length in (3, 4):
+        drafts = hosted.step([(name, Row(name, length, [7], 4)) for name in ("a", "b")])
+        assert [(each.state, bool(each.tokens)) for each in drafts] == [(DRAFTED, True), (DRAFTED, False)]
+
+
 @pytest.mark.parametrize(
     ("end", "reason", "outputs"),
     [
