@@ -233,7 +233,9 @@ class Failed(Message, tag=10):
 
 
 class Call(Message, tag=11):
-    """Calls a method of the proposer. All but `metrics` are for the engine that started the process."""
+    """Calls a method of the proposer. All but `metrics` are for the engine that started the process, which repeats them
+    to its next process, before it says hello.
+    """
 
     number: Count
     method: Method

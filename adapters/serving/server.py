@@ -160,12 +160,12 @@ class Server:
         session = self._sessions.get(client)
         if isinstance(said, Bye):
             self._sessions.close(client)
+        elif isinstance(said, Call) and (session or self._keeps_state):  # an engine's first words to its own process
+            return self._called(said)
         elif session is None:
             return Unknown() if isinstance(said, Ask) else None
         elif isinstance(said, Ask):
             return self._drafts(session, said)
-        elif isinstance(said, Call):
-            return self._called(said)
         elif isinstance(said, Start):
             return self._started(session, said)
         elif isinstance(said, End):

@@ -196,6 +196,9 @@ class Conversation:
             self._question = None  # it will be told everything again
             for text in self._texts.values():
                 text.sent = 0
+        if up:
+            failed, self._drafter.failed = self._drafter.failed, None
+            self._take(failed)
         return up
 
     def _hangs(self) -> bool:

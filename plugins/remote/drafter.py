@@ -134,7 +134,8 @@ class Drafter:
         self._loss: _Loss | None = None  # of a drafter that has not ended yet
         self.num_losses = 0  # each time, what it was told is gone
         self.num_uniforms = 0  # that it draws the drafts of a request with
-        self.first_words: dict[str, Call] = {}  # behind the hello of each connection, in this order
+        self.first_words: dict[str, Call] = {}  # before the hello of each later connection, in this order
+        self.failed: Failed | None = None  # the newest of them that did
 
     def begin(self, seconds: float) -> None:
         """Reach it for the first time. Raises ConfigError SD-E334 if it does not answer, or as it refuses."""
@@ -160,7 +161,8 @@ class Drafter:
             except LostError as error:
                 self.lose(str(error))
         elif not self._up and self._connection is not None:
-            self.receive(0)
+            answer = self.receive(0)
+            self.failed = answer if isinstance(answer, Failed) else self.failed
             if not self._up and self._place.has_failed():
                 self.lose("it did not start")
         return self._up
@@ -263,10 +265,11 @@ class Drafter:
     def _connect(self) -> Connection:
         """Raises LostError."""
         self._connection = connection = self._place.connect(self._most_bytes)
-        connection.send(self._hello)
+        self.failed = None
         for each in self.first_words.values():
             if each.method != "load" or os.path.isdir(each.path):  # a later save removes what an earlier one wrote
                 connection.send(each)
+        connection.send(self._hello)  # last, so that it is up when it has done that: no step waits for it
         return connection
 
     def _welcomed(self, answer: Welcome) -> None:

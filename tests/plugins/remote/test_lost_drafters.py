@@ -10,11 +10,14 @@ import pytest
 import zmq
 from drafter_servers import hosted_with, serving
 from inside import proposer_of
+from isolated_proposers import RepeatsLast
 from test_remote import GREEDY, NGRAM, PROMPTS, engine, remote, stub, until
 
 from specdec.plugins.remote.connection import UNREAD_MESSAGES, Connection
 from specdec.plugins.remote.drafter import FIRST_PAUSE, LONGEST_PAUSE, PROVEN_AFTER, At, Drafter
-from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Hello, Returned, Unknown, Welcome, encode
+from specdec.sdk import Needs
+from specdec.sdk.extensions import State
+from specdec.sdk.wire import PROTOCOL, Ask, Call, Drafts, Hello, Returned, Unknown, Welcome, encode
 
 
 class Clock:
@@ -213,3 +216,34 @@ def test_an_engine_that_is_forgotten_for_being_idle_comes_back_at_once(lost, add
         pauses.append(lost._next_try - clock.now)
         clock.now = lost._next_try
     assert pauses == [0, 0, 0, *(FIRST_PAUSE * each for each in (1, 3, 7))]
+
+
+class LoadsSlowly(RepeatsLast):
+    """Reads its state when the test lets it."""
+
+    needs = Needs(state="shared", extensions=(State(),))
+    may_load = Event()
+
+    def save(self, path): ...
+
+    def load(self, path):
+        self.may_load.wait(5)
+        raise ValueError("it is damaged")
+
+
+def test_one_that_comes_back_is_up_when_it_knows_again_what_changed_it(address, tmp_path) -> None:
+    """No step waits for that, and it is not taken for one that hangs."""
+    config = {"method": f"{__name__}:LoadsSlowly", "num_speculative_tokens": 1}
+    drafter = Drafter(At(address), Hello(PROTOCOL, 4096, 512, 1), Counter())
+    with serving(hosted_with(config), address, keeps_state=True):
+        drafter.begin(10)
+        drafter.first_words["save"] = Call(0, "load", str(tmp_path))
+        drafter.lose("it was killed")
+        end = time.monotonic() + 0.5
+        until(lambda: drafter.is_up or time.monotonic() > end)
+        assert not drafter.is_up
+        LoadsSlowly.may_load.set()
+        until(lambda: drafter.is_up)
+        assert drafter.failed is not None
+        assert "it is damaged" in drafter.failed.summary
+        drafter.close()
