@@ -29,7 +29,7 @@ class Order(msgspec.Struct):
     speculative_config: dict[str, Any]
     directory: str  # private; process number N listens to the file N there
     import_path: list[str]  # sys.path
-    tokenizer: str | None  # a directory or a hub id
+    tokenizer: tuple[str, bool] | None  # a directory or a hub id, and whether code that lies there may run
     memory_mib: int | None  # beyond what libraries take. None means no limit
     num_threads: int | None
     ahead: AheadSetting

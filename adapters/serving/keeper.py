@@ -167,7 +167,8 @@ def _tokenizer(order: Order) -> Any:
         return None
     from specdec.core.host import load_tokenizer
 
-    return load_tokenizer(None, order.tokenizer, trust_remote_code=False)
+    name, trusts = order.tokenizer
+    return load_tokenizer(None, name, trust_remote_code=trusts)
 
 
 if __name__ == "__main__":

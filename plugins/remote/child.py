@@ -69,10 +69,10 @@ class Child(Place):
         target: TargetInfo,
         speculative_config: Mapping[str, Any],
         options: IsolationOptions,
-        tokenizer: str | None,
+        tokenizer: tuple[str, bool] | None,
         states: SharedStates | None = None,
     ) -> None:
-        """`states`: where it finds hidden states. None means that it reads none."""
+        """`tokenizer`: as in `Order`. `states`: where it finds hidden states. None means that it reads none."""
         self.label = f"the process of {plugin.label}"
         self.num_starts = 0
         self._plugin, self._start_seconds = plugin, options.start_seconds

@@ -113,6 +113,13 @@ def _asked(proposer: CheckedProposer) -> dict[str, Any]:
     return asked | dict(config.network)
 
 
+def place_of(tokenizer: Any) -> tuple[str, bool] | None:
+    """Where it is loaded from again, and whether its class lies there: then the engine's user has trusted that code."""
+    if tokenizer is None:
+        return None
+    return tokenizer.name_or_path, type(tokenizer).__module__.startswith("transformers_modules.")
+
+
 class IsolatedProposer(AsksElsewhere):
     """A proposer in a process of its own, started and ended by its engine."""
 
@@ -130,10 +137,10 @@ class IsolatedProposer(AsksElsewhere):
         from .child import Child
         from .conversation import Conversation
 
-        num_states, tokenizer = len(self._inner.needs.hidden_states), services.tokenizer
+        num_states = len(self._inner.needs.hidden_states)
         states = SharedStates(target, num_states) if num_states else None
-        name = None if tokenizer is None else tokenizer.name_or_path
-        self._child: Child = Child(self._inner.plugin, target, self._asked, self._isolation, name, states)
+        tokenizer = place_of(services.tokenizer)
+        self._child: Child = Child(self._inner.plugin, target, self._asked, self._isolation, tokenizer, states)
         self._child.begin()
         needs = needs_of(type(self), self.config, target)
         self._conversation = Conversation(self._child, self.config, target, needs, self._inner.plugin, states)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -18,7 +20,9 @@ from specdec.adapters.serving.keeper import _tokenizer
 from specdec.adapters.serving.no_target import NoTarget
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.plan import Plan
+from specdec.core.model.tokenizer import load_tokenizer
 from specdec.core.registry import PluginSettings
+from specdec.plugins.remote.isolation import place_of
 from specdec.plugins.remote.texts import Text
 from specdec.sdk import Refusal
 from specdec.sdk.child_wire import Order
@@ -220,5 +224,22 @@ def test_a_target_of_the_hub_has_its_tables_and_its_tokenizer_there_too(hub_id) 
     ids, of_hub = torch.arange(40), {"model": hub_id, "checkpoint_dir": None}
     tables = [NoTarget(info(dtype="float32", **facts)).get_input_embeddings()(ids) for facts in (of_hub, {})]
     assert torch.equal(*tables)
-    order = Order({}, {}, "", [], hub_id, None, None, 0, 1.0)
-    assert _tokenizer(order).get_vocab() == engine().engine.tokenizer.get_vocab()
+    assert _tokenizer(order_with((hub_id, False))).get_vocab() == engine().engine.tokenizer.get_vocab()
+
+
+def test_a_tokenizer_with_code_of_its_own_is_loaded_again_as_the_engine_did(tmp_path) -> None:
+    for file in packaged("tiny").glob("*.json"):
+        shutil.copy(file, tmp_path)
+    code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Mine(PreTrainedTokenizerFast): ...\n"
+    (tmp_path / "mine.py").write_text(code)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(None, str(tmp_path), trust_remote_code=True)
+    assert place_of(tokenizer) == (str(tmp_path), True)
+    assert type(_tokenizer(order_with(place_of(tokenizer)))).__name__ == "Mine"
+    assert place_of(engine().engine.tokenizer) == (str(packaged("tiny")), False)
+
+
+def order_with(tokenizer) -> Order:
+    return Order({}, {}, "", [], tokenizer, None, None, 0, 1.0)
