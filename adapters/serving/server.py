@@ -184,7 +184,7 @@ class Server:
             wrong["draft distributions"] = (form or "none", hello.form, form is None or not hello.form.holds(form))
         facts = {name: f"{here} here, {there} there" for name, (here, there, differs) in wrong.items() if differs}
         if facts:
-            fix = "one version of specdec-sdk on both sides, and a server for the client's target (--target)"
+            fix = "one version of specdec-sdk on both sides; the server has the client's --target and --max-model-len"
             if "draft distributions" in facts:
                 fix = '"draft_sample_method", "draft_distribution" and "sparse_top_m" alike on both sides'
             raise ConfigError("SD-E332", "the drafter is not for this engine", facts | {"fix": fix})

@@ -123,6 +123,7 @@ def test_an_engine_that_does_not_fit_is_refused_with_both_sides(served, address,
         assert isinstance(refused, Refused)
         assert refused.code == "SD-E332"
         assert any("here" in fact and "there" in fact for fact in refused.facts.values())
+        assert "--max-model-len" in refused.facts["fix"], "the same target may be served for shorter texts"
 
 
 def test_more_clients_than_allowed_are_refused(served, address) -> None:
