@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -153,16 +153,18 @@ def uninterrupted() -> Iterator[None]:
 
     For a few Python statements that belong together, and nothing that may wait or is a plugin's.
     """
-    held: list[tuple[Any, ...]] = []
-    known: list[tuple[int, Any]] = []
-    if threading.current_thread() is threading.main_thread():
-        known = [(each, handler) for each in INTERRUPTS if callable(handler := signal.getsignal(each))]
+    held: dict[int, Any] = {}
+    known: dict[int, Any] = {}
+    is_main = threading.current_thread() is threading.main_thread()
     try:
-        for each, _ in known:
-            signal.signal(each, lambda *interrupt: held.append(interrupt))
+        for each in INTERRUPTS if is_main else ():
+            if callable(handler := signal.getsignal(each)):
+                known[each] = handler
+                signal.signal(each, held.setdefault)
         yield
     finally:
-        for each, handler in known:
+        for each, handler in known.items():
             signal.signal(each, handler)
-        if held:
-            dict(known)[held[0][0]](*held[0])
+        with ExitStack() as every:  # each, whatever another one raises
+            for each, frame in held.items():
+                every.callback(known[each], each, frame)

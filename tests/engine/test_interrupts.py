@@ -166,6 +166,23 @@ def test_a_handler_of_the_users_own_is_called_after_the_block(number):
         signal.signal(number, earlier)
 
 
+def test_of_two_signals_both_are_told_whatever_one_of_them_raises():
+    told = []
+    earlier = signal.signal(signal.SIGTERM, lambda *interrupt: told.append(interrupt[0]))
+
+    def both():
+        with uninterrupted():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            both()
+        assert told == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
 def test_what_nobody_handles_is_left_as_it_is():
     before = signal.getsignal(signal.SIGALRM)
     with uninterrupted():
