@@ -62,8 +62,7 @@ def spare_memory(device: torch.device) -> int:
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. On a CPU its pages are committed when they are first touched, and a fork writes to its own."""
+    """A tensor of zeros. On a CPU its pages are committed when they are first touched."""
     if device.type != "cpu" or not prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)

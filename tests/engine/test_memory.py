@@ -11,7 +11,6 @@ from specdec.core import device_memory
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.memory import left_by_a_step
 from specdec.sdk import ConfigError
-from specdec.testing.isolated import in_a_fork
 
 GIB = 2**30
 
@@ -61,12 +60,6 @@ def test_a_share_outside_of_the_device_is_refused():
 def test_a_budget_that_holds_no_block_is_refused():
     with pytest.raises(ConfigError, match="SD-E150"):
         make_llm(kv_cache_memory_gib=1e-6)
-
-
-def test_engines_in_forks_do_not_write_into_each_others_keys():
-    keys = device_memory.lazy_zeros((4, 2), torch.float32, torch.device("cpu"))
-    assert in_a_fork(lambda: str(keys.fill_(1).tolist()), 20) == f"{[[1.0] * 2] * 4}\n"
-    assert not keys.any()
 
 
 def test_the_limit_of_a_container_counts_without_what_only_caches_files(tmp_path, monkeypatch):
