@@ -49,3 +49,9 @@ def test_distributions_of_one_token_each_are_not_alike():
     first, second = torch.eye(3, dtype=torch.float64)[:2]
     assert not are_alike(first, second)
     assert are_alike(first, first)
+
+
+def test_a_likely_token_that_one_of_them_lacks_is_no_matter_of_rounding():
+    filtered = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    assert not are_alike(torch.tensor([0.7, 0.3, 0.0], dtype=torch.float64), filtered)
+    assert not are_alike(torch.tensor([0.95, 0.05, 0.0], dtype=torch.float64), filtered)
