@@ -103,10 +103,13 @@ def tokenizer_of(directory: Path, *, trust_remote_code: bool) -> Any:
 
 
 def _of_target(target: TargetInfo) -> Any:
-    """Load the target's tokenizer. None if the target is a model object, or its checkpoint has no tokenizer."""
-    if target.checkpoint_dir is not None:
-        return tokenizer_of(target.checkpoint_dir, trust_remote_code=False)
+    """Load the target's tokenizer. None if the target is a model object, or its checkpoint has no tokenizer.
+
+    Nor is one loaded whose code would run: its engine alone knows whether that is trusted.
+    """
     try:
+        if target.checkpoint_dir is not None:
+            return tokenizer_of(target.checkpoint_dir, trust_remote_code=False)
         hub_id = target.model if "/" in target.model else None
         return hub_id and AutoTokenizer.from_pretrained(hub_id, trust_remote_code=False)
     except (OSError, ValueError):

@@ -64,6 +64,18 @@ def test_tokenizers_of_the_same_files_are_not_loaded(tmp_path):
         Vocabularies.choose(checkpoint, SIZE, told, "auto")
 
 
+def test_a_targets_tokenizer_with_code_of_its_own_is_not_loaded_and_nobody_is_asked(tmp_path, monkeypatch):
+    config = json.loads((TINY / "target" / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text((TINY / "target" / "tokenizer.json").read_text())
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
+    info = fake_target_info(checkpoint_dir=tmp_path)
+    chosen = Vocabularies.choose(Checkpoint.open(TINY / "draft"), info.vocab_size, info, "auto")
+    assert (chosen.way, asked) == ("same", [])
+
+
 def test_signs_for_spaces_and_bytes_are_looked_through():
     ours = of_pieces({"▁foo": 0, "bar": 1, "<0x0A>": 2, "▁": 3, "only": 4}, decoder=METASPACE)
     theirs = of_pieces({"bar": 0, "Ġfoo": 1, "foo": 2, "Ċ": 3, "Ġ": 4}, decoder=BYTE_LEVEL)
