@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -14,6 +15,9 @@ from torch import Tensor
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container reads its limits (cgroup v2)."""
+
+NORESERVE = 0x4000
+"""MAP_NORESERVE of Linux, which `mmap` names since Python 3.13."""
 
 
 class CudaMemory:
@@ -62,7 +66,11 @@ def spare_memory(device: torch.device) -> int:
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. On a CPU its pages are committed when they are first touched."""
+    """A tensor of zeros. On a CPU its pages are committed when they are first touched.
+
+    On Linux a fork writes to its own. Nothing is reserved: Linux refuses to fork where that is more than there is.
+    """
     if device.type != "cpu" or not prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE} if sys.platform == "linux" else {}
+    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize, **private), dtype=dtype).view(*shape)

@@ -11,6 +11,7 @@ from specdec.core import device_memory
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.memory import left_by_a_step
 from specdec.sdk import ConfigError
+from specdec.testing.isolated import in_a_fork
 
 GIB = 2**30
 
@@ -60,6 +61,14 @@ def test_a_share_outside_of_the_device_is_refused():
 def test_a_budget_that_holds_no_block_is_refused():
     with pytest.raises(ConfigError, match="SD-E150"):
         make_llm(kv_cache_memory_gib=1e-6)
+
+
+def test_forks_write_to_their_own_keys_however_much_memory_was_asked_for():
+    """More than the machine has: a private mapping that reserved it could not be forked."""
+    rows = 2 * device_memory.psutil.virtual_memory().total // 2**20
+    keys = [device_memory.lazy_zeros((rows, 2**18), torch.float32, torch.device("cpu")) for _ in range(2)]
+    assert in_a_fork(lambda: str(keys[1][:2, :2].fill_(1).tolist()), 20) == f"{[[1.0] * 2] * 2}\n"
+    assert not keys[1][:2, :2].any()
 
 
 def test_the_limit_of_a_container_counts_without_what_only_caches_files(tmp_path, monkeypatch):
