@@ -59,7 +59,10 @@ class LLM:
         self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
         self._prompts: WeakValueDictionary[str, _Prompt] = WeakValueDictionary()  # that somebody waits for
         stored = self.engine.parts.model.target.model.generation_config
-        self._defaults = default_params(config.generation_config, stored)
+        with ExitStack() as started:
+            started.callback(self.engine.close)
+            self._defaults = default_params(config.generation_config, stored)
+            started.pop_all()
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
         """Generate an output for each prompt, in order. A list of ints is one prompt; a list of anything else is

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 from specdec import LLM, SamplingParams
 from specdec.core.model.tokenizer import default_params
+from specdec.plugins.ngram.proposer import NgramProposer
 from specdec.sdk import ConfigError
 from specdec.sdk.packaged import packaged
 
@@ -67,6 +68,15 @@ def test_a_file_that_is_missing_or_out_of_range_is_refused(folder, tmp_path):
     state(folder, repetition_penalty=-3.0)
     with pytest.raises(ConfigError, match="SD-E1"):
         LLM(folder, max_model_len=64)
+
+
+def test_a_refused_file_leaves_no_proposer_behind(folder, monkeypatch):
+    closed = []
+    monkeypatch.setattr(NgramProposer, "close", lambda self: closed.append(self), raising=False)
+    state(folder, repetition_penalty=-3.0)
+    with pytest.raises(ConfigError, match="SD-E1"):
+        LLM(folder, max_model_len=64, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
+    assert len(closed) == 1
 
 
 @settings(max_examples=60, deadline=None)
