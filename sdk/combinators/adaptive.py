@@ -83,7 +83,7 @@ class Adaptive(Combinator):
         super().bind(target, services)
         device = services.device if self.merged.placement == "device" else torch.device("cpu")
         self._policy: LengthPolicy = dict(self.config.options or self.Options())["policy"]
-        self._accepted, self._tested = torch.zeros(2, target.max_num_seqs, device=device)  # by row
+        self._accepted, self._tested = torch.zeros(2, target.max_num_seqs, dtype=torch.float32, device=device)  # by row
         self._generation = torch.full((target.max_num_seqs,), -1, device=device)
 
     def observe(self, step: StepView) -> None:
@@ -102,7 +102,7 @@ class Adaptive(Combinator):
         rows = step.slots
         known = self._generation[rows] == step.generation
         tested = step.num_accepted + (step.num_accepted < step.num_drafted)
-        weight = torch.where(step.num_drafted > 0, self._policy.memory, 1.0)
+        weight = torch.where(step.num_drafted > 0, self._policy.memory, torch.ones_like(self._accepted[rows]))
         for total, new in ((self._accepted, step.num_accepted), (self._tested, tested)):
             total[rows] = torch.where(known, total[rows], 0.0) * weight + new
         self._generation[rows] = step.generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -109,11 +110,18 @@ class Combinator(ProposerBase):
         self.members: list[Part] = []
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Construct the parts for the known target, and bind each to the same services."""
+        """Construct the parts for the known target, and bind each to the same services.
+
+        Where one raises, those bound before it are closed.
+        """
         plans = self.plans(self.config, target)
         self.merged: Needs = merged_needs(plans)
         self.members = [Part(plan, index, self.merged) for index, plan in enumerate(plans)]
-        self._each(lambda part: part.call("bind", target, services))
+        with ExitStack() as bound:
+            for part in self.members:
+                part.call("bind", target, services)
+                bound.callback(part.call, "close")
+            bound.pop_all()
 
     @abstractmethod
     def observe(self, step: StepView) -> None:

@@ -209,6 +209,24 @@ def test_every_part_hears_of_requests_even_if_one_raises():
     assert [name for name, _ in chain.members[1].proposer.log] == ["on_start", "on_finish"]
 
 
+def test_where_a_part_cannot_be_bound_those_bound_before_it_are_closed():
+    events = []
+
+    class Bound(Spy):
+        def bind(self, target, services):
+            events.append(("bind", self.token))
+            if self.token == 3:
+                raise KeyError("c")
+
+        def close(self):
+            events.append(("close", self.token))
+
+    parts = [type(name, (Bound,), {}) for name in "abcd"]
+    with pytest.raises(KeyError, match="c"):
+        bound(Chain.of(*parts), **{name: {"token": number} for number, name in enumerate("abcd", 1)})
+    assert events == [("bind", 1), ("bind", 2), ("bind", 3), ("close", 2), ("close", 1)]
+
+
 def test_a_method_that_came_after_a_parts_version_is_not_called(monkeypatch):
     class WithHelper(Spy):
         api_version = "1.1"
@@ -649,6 +667,22 @@ def test_acceptance_is_counted_by_row_and_fades():
     SEEN.clear()
     run_step(proposer, TOKENS[:2], slots=[4, 2], num_drafted=[2, 0], num_accepted=[2, 0])
     assert SEEN[-1] == ([0.5 * 1 + 2, 0.5 * 2], [0.5 * 2 + 2, 0.5 * 2 + 1], K)
+
+
+def test_acceptance_is_counted_in_single_precision_whatever_the_default_is():
+    def counted():
+        proposer = bound(adaptive_with(Counting), policy={"memory": 0.9})
+        run_step(proposer, TOKENS[:1])
+        for _ in range(5):
+            run_step(proposer, TOKENS[:1], num_drafted=[4], num_accepted=[3])
+        return SEEN[-1]
+
+    expected, before = counted(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert counted() == expected
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_a_row_that_changes_hands_starts_anew():
