@@ -71,7 +71,8 @@ class Engine:
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None) -> str:
         """Queue text, token ids, {"prompt": ...}, {"prompt_token_ids": ...} or {"messages": ...}. Returns the id.
 
-        Raises RequestError, naming the request, if it can never be served; nothing is queued then.
+        A request has one output: `LLM` makes n requests of one with n > 1. Raises RequestError, naming the request, if
+        it can never be served; nothing is queued then.
         """
         with self.turn.taken("add_request"):
             if self._closed:
@@ -287,6 +288,10 @@ class Engine:
     def _check_request(self, token_ids: Sequence[int], params: SamplingParams, request_id: str) -> None:
         who, info = f"request {request_id!r}", self.parts.plan.info
         limit, vocab = info.max_model_len, info.vocab_size
+        if params.n != 1:
+            fix = "LLM.generate, which makes n requests; or n=1"
+            facts: dict[str, object] = {"found": f"n={params.n}", "fix": fix}
+            raise RequestError("SD-E345", f"{who} asks for several outputs; a request of an engine has one", facts)
         if not token_ids:
             raise RequestError("SD-E154", f"{who} has an empty prompt", {"fix": "pass at least one token"})
         if len(token_ids) >= limit:

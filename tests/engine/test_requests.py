@@ -163,6 +163,12 @@ def test_a_request_id_that_is_no_text_is_refused(name, llm, prompts):
     assert not llm.engine.has_unfinished_requests
 
 
+def test_a_request_of_an_engine_that_asks_for_several_outputs_is_refused(llm, prompts):
+    with pytest.raises(RequestError, match=r"(?s)SD-E345.*n=2.*LLM\.generate"):
+        llm.engine.add_request(prompts[3], GREEDY.replace(n=2, temperature=1.0))
+    assert not llm.engine.has_unfinished_requests
+
+
 def test_ids_that_the_engine_gives_never_meet_ids_that_the_user_gave(prompts):
     engine = make_llm().engine
     names = [engine.add_request(prompts[3], GREEDY, name) for name in ("1", None, None, "5", None, None)]
