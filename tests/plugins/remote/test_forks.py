@@ -138,7 +138,7 @@ def test_a_keeper_without_its_directory_gives_way_to_another() -> None:
 
 @pytest.mark.full
 def test_files_of_weights_outlive_a_fork(tmp_path) -> None:
-    from test_new_weights import DRAFT_MODEL, folder_of, without_mlp
+    from test_new_weights_there import DRAFT_MODEL, folder_of, without_mlp
 
     llm = engine(DRAFT_MODEL | {"isolation": {"kind": "process", "ahead": 0}})
     llm.update_proposer_weights(without_mlp()[0])
