@@ -25,6 +25,7 @@ from specdec.sdk.wire import (
     Call,
     Drafted,
     Drafts,
+    End,
     Failed,
     Form,
     Hello,
@@ -237,8 +238,8 @@ class Conversation:
         parts = torch.split(kept.hidden_cat(), kept.num_kept.tolist())
         for request_id, first, states in zip(step.request_ids, kept.kept_start.tolist(), parts, strict=True):
             text = self._texts.get(request_id)
-            if text is not None:
-                text.see(first, states)
+            if text is not None and text.see(first, states):
+                self._drafter.send(End(text.name, "abort", 0, []))  # it may never be started there again
 
     def _ask(self, step: StepView[Any]) -> None:
         """For drafts behind all that is new, unless a question is in flight."""

@@ -55,13 +55,18 @@ class Text:
         """Whether the drafter lacks states that were handed over: they are not there a second time."""
         return not self.sent and self.num_handed > 0
 
-    def see(self, first: int, states: Tensor) -> None:
-        """The hidden states [n, L*H] of positions from `first` on. At position 0 the text begins anew."""
+    def see(self, first: int, states: Tensor) -> bool:
+        """The hidden states [n, L*H] of positions from `first` on. At position 0 the text begins anew.
+
+        Returns whether it did so while the drafter held it.
+        """
+        is_left = first == 0 and self.num_states > 0 and self.sent > 0
         if first == 0 and self.num_states:
             self.states, self.num_states, self.num_handed, self.sent = [], 0, 0, 0
         if first == self.num_states and not (self.is_lost or self.is_refused):
             self.states.append(states.clone())
             self.num_states += len(states)
+        return is_left
 
     def hand_over(self) -> list[Tensor]:
         """Take the states that the drafter lacks."""

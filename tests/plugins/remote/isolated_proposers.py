@@ -132,6 +132,16 @@ class EndsWithStates(Ends):
     needs = Needs(history=True, hidden_states=("final",), extensions=(Metrics(),))
 
 
+class SlowWithStates(LooksUp):
+    """Is shown hidden states, and takes its time."""
+
+    needs = Needs(history=True, hidden_states=("final",), extensions=(Metrics(),))
+
+    def propose(self, step):
+        time.sleep(0.5)
+        return super().propose(step)
+
+
 class Learns(RepeatsLast):
     """Has a state that is saved: how many steps it has seen."""
 

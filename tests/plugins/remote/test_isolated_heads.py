@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from drafter_servers import hosted_with
 from inside import target_of
-from test_isolation import SAMPLED, engine, figures, mine, processes_of, sampled, texts, until
+from test_isolation import PROMPTS, SAMPLED, engine, figures, mine, processes_of, sampled, texts, until
 
 from specdec import SamplingParams
 from specdec.adapters.serving.hosted import CHUNK, Hosted, served_speculation
@@ -134,6 +135,25 @@ def test_answers_that_come_late_leave_the_text(plain) -> None:
     llm.close()
 
 
+@pytest.mark.full
+def test_a_request_that_is_preempted_and_aborted_gives_up_its_slot_there() -> None:
+    """It begins anew while a question is in flight, and ends before the drafter could be told of it again."""
+    config = mine("SlowWithStates", {"kind": "process", "deadline_ms": 1})
+    llm = engine(config, max_num_seqs=2, num_kv_blocks=8, max_num_batched_tokens=64)
+    longer, counts = GREEDY.replace(max_tokens=90, ignore_eos=True), llm.engine.metrics.counts
+    for number in range(1, 3):
+        _, second = (llm.engine.add_request([11, 12, 13, start], longer) for start in (1, 2))
+        while counts["num_preemptions"] < number or not llm.engine.get_request(second).num_computed_tokens:
+            llm.engine.step()
+        llm.engine.abort(second)
+        while llm.engine.has_unfinished_requests:
+            llm.engine.step()
+    time.sleep(2)
+    texts(llm, PROMPTS[:2], longer)
+    assert figures(llm)["no_slot"] == 0
+    llm.close()
+
+
 # The memory, and who counts what is in it
 
 
@@ -157,8 +177,10 @@ def test_states_with_a_gap_are_not_handed_over() -> None:
     assert text.is_lost
     text.see(2, torch.ones(1, 4))
     assert text.states == []
-    text.see(0, torch.ones(4, 4))
+    assert not text.see(0, torch.ones(4, 4))
     assert (text.is_lost, text.num_states) == (False, 4)
+    text.sent = 5
+    assert text.see(0, torch.ones(2, 4)), "the drafter holds the text that was left"
 
 
 def test_a_drafter_refuses_states_of_other_tokens() -> None:
