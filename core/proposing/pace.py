@@ -52,10 +52,11 @@ class Pace:
         if draft + rest <= CERTAIN_LOSS * tokens * rest:
             return
         self.warned = True
+        gained = (tokens - 1) * rest
         facts = {
             "per step": f"draft {draft:.1f} ms, the rest {rest:.1f} ms, {tokens:.2f} tokens per request",
-            "break-even": f"{(draft + rest) / rest:.2f} tokens at this draft time, or a draft time of "
-            f"{(tokens - 1) * rest:.1f} ms at these tokens",
+            "break-even": f"{(draft + rest) / rest:.2f} tokens at this draft time, or "
+            + (f"a draft time of {gained:.1f} ms at these tokens" if tokens > 1 else "none: no draft was accepted"),
             "seen in": f"the last {WINDOW} decoding steps; it costs time alone",
             "try": "fewer num_speculative_tokens; where the time goes: specdec bench --profile",
         }

@@ -42,7 +42,12 @@ def test_drafts_that_save_nothing_are_told_of_once(warnings_after):
     assert "SD-W301" in message
     assert "[dist-x:mine 1.0]" in message
     assert "draft 5.0 ms, the rest 5.0 ms, 1.00 tokens per request" in message
-    assert "2.00 tokens at this draft time, or a draft time of 0.0 ms at these tokens" in message
+    assert "2.00 tokens at this draft time, or none: no draft was accepted" in message
+
+
+def test_the_draft_time_that_would_pay_is_told(warnings_after):
+    (message,) = warnings_after(WINDOW, stats(num_committed=5), 0.010, 0.005)
+    assert "2.00 tokens at this draft time, or a draft time of 1.2 ms at these tokens" in message
 
 
 @pytest.mark.parametrize(
