@@ -198,6 +198,15 @@ def test_modules_that_tests_import_by_name_have_names_of_their_own() -> None:
     assert len(named) == len(set(named)), sorted(name for name in set(named) if named.count(name) > 1)
 
 
+def test_tests_that_others_import_have_names_of_their_own() -> None:
+    """Run together, the first of two folders would be found for both."""
+    files = list((ROOT / "tests").rglob("*.py"))
+    said = re.compile(r"^\s*(?:from|import) (test_\w+)", re.MULTILINE)
+    imported = {name for path in files for name in said.findall(path.read_text())}
+    assert len(imported) > 5, "the pattern would not see it"
+    assert not [name for name in sorted(imported) if sum(path.stem == name for path in files) > 1]
+
+
 def test_no_test_imports_a_conftest_by_name() -> None:
     """Which of several it would get depends on the order in which tests are collected."""
     said = re.compile(r"^(from|import) conftest\b", re.MULTILINE)
