@@ -18,7 +18,7 @@ from .names import count_layers, our_shapes
 from .recognise import is_eagle
 from .variants import refuse_variants
 
-_MASK_TENSOR = "mask_hidden"
+MASK_TENSOR = "mask_hidden"
 Convention = Literal["auto", "boundary", "layer_output"]
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -121,9 +121,9 @@ def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int 
     named = checkpoint.get("speculators_model_type", str, "") == "peagle" or any(
         "peagle" in str(name).lower() for name in checkpoint.get("architectures", list, [])
     )
-    if _MASK_TENSOR not in shapes:
+    if MASK_TENSOR not in shapes:
         if named:
-            raise lacks(checkpoint, _MASK_TENSOR)
+            raise lacks(checkpoint, MASK_TENSOR)
         return None
     return found if found is not None else int(checkpoint.get("mask_token_id", int))  # says that it is absent
 

@@ -18,7 +18,7 @@ from specdec.sdk.model_proposer import (
 )
 from specdec.sdk.model_proposer.autoregressive import HeadProposer
 
-from .eagle3_spec import Convention, Eagle3Spec
+from .eagle3_spec import MASK_TENSOR, Convention, Eagle3Spec
 from .eagle_spec import EagleSpec
 from .names import UNUSED, our_names
 from .network import Eagle3Network, EagleNetwork
@@ -130,8 +130,10 @@ def _read(checkpoint: Checkpoint, config: ProposerConfig, target: TargetInfo) ->
 
 
 def _open_weights(checkpoint: Checkpoint, proposer: EagleProposer | Eagle3Proposer) -> Weights:
-    tensors = proposer.services.load_tensors(checkpoint.directory)
-    weights = Weights(our_names(tensors), checkpoint.directory)
+    tensors = our_names(proposer.services.load_tensors(checkpoint.directory))
+    if MASK_TENSOR in tensors:  # vLLM takes it with and without leading axes
+        tensors[MASK_TENSOR] = tensors[MASK_TENSOR].reshape(1, 1, -1)
+    weights = Weights(tensors, checkpoint.directory)
     weights.drop(*UNUSED)
     return weights
 

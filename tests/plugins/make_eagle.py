@@ -378,10 +378,10 @@ def peagle(path: Path) -> Made:
 
 
 def flat_peagle(path: Path) -> Made:
-    """P-EAGLE with a flat configuration and vLLM's name of the mask token; norms before the projection."""
+    """P-EAGLE with a flat configuration and vLLM's name of the mask token; a flat mask, norms before the projection."""
     made = specforge(path)
     made.config |= {"architectures": ["PeagleLlamaForCausalLM"], "pard_token": 17}
-    made.tensors["mask_hidden"] = Weights(13).matrix(1, 3 * H)[None] * 20
+    made.tensors["mask_hidden"] = Weights(13).matrix(1, 3 * H)[0] * 20
     made.mask_id = 17
     return made
 

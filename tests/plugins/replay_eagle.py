@@ -53,7 +53,7 @@ class Replay:
         n = length - 1
         row_tokens, states = list(tokens[1:length]), self.states(tokens)[:n]
         if self.made.mask_id is not None:
-            mask = self.fuse(self.t["mask_hidden"][0])
+            mask = self.fuse(self.t["mask_hidden"].view(1, -1))
             states = torch.cat([states, mask.expand(k - 1, -1)])
             outputs = self.forward([*row_tokens, *[self.made.mask_id] * (k - 1)], states)
             logits = self.logits(outputs[n - 1 :])
