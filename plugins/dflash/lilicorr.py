@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention, silu
 
-from specdec.sdk import StepView
+from specdec.sdk import Refusal, StepView
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.model_proposer import Drawing
 
@@ -138,9 +138,12 @@ class RerankedWalk(Walk):
     """Draws from left to right among the k most likely tokens of each slot. Their own logits do not count again."""
 
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
-        """Raises CheckpointError SD-E170, SD-E171; Refusal for a draft vocabulary of its own."""
+        """Raises CheckpointError SD-E170, SD-E171; Refusal for a draft vocabulary of its own, or drafts of the anchor."""
         super().__init__()
         spec.refuse_own_vocabulary()
+        if spec.drafts_from_anchor:
+            reason = "sample_from_anchor is true, and its slots are those behind the anchor"
+            raise Refusal(reason, '"sample_from_anchor": false')
         keys = {name: required(checkpoint, f"lilicorr_{name}", int) for name in _COUNTS}
         keys |= {name: required(checkpoint, f"lilicorr_{name}", NUMBER) for name in _NUMBERS}
         heads = ("out_head", "in_head", "anchor_out_head")

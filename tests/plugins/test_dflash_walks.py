@@ -209,6 +209,11 @@ def test_formats_without_a_draft_vocabulary_refuse_one(make, tmp_path):
         needs(change(make(tmp_path), draft_vocab_size=640))
 
 
+def test_a_reranker_of_the_slots_behind_the_anchor_refuses_drafts_of_it(tmp_path):
+    with pytest.raises(Refusal, match="its slots are those behind the anchor"):
+        start(change(lilicorr(tmp_path), **{"dflash_config.sample_from_anchor": True}))
+
+
 def test_tensors_of_another_member_are_an_error(tmp_path):
     made = dflash2(tmp_path)
     made.tensors["markov_head.markov_w1.weight"] = torch.zeros(V, 8)
