@@ -56,6 +56,8 @@ class Combinator(ProposerBase):
         per_request: dict[str, Any] = {
             name: (model, Field(default_factory=model)) for name, model in asked.items() if model is not None
         }
+        if per_request and "RequestOptions" in vars(cls):
+            raise TypeError(f"{cls.__name__}.RequestOptions would be lost: {', '.join(per_request)} declares its own")
         if per_request:
             cls.RequestOptions = create_model("RequestOptions", __base__=_RequestSections, **per_request)
         elif cls.RequestOptions is not None and issubclass(cls.RequestOptions, _RequestSections):

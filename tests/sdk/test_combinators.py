@@ -550,6 +550,14 @@ def test_a_nested_class_of_options_of_the_whole_is_refused_and_not_lost():
         type("Mine", (Chain,), {"parts": (First,), "Options": type("Options", (StrictModel,), {})})
 
 
+def test_options_of_requests_for_the_whole_are_refused_beside_those_of_a_part():
+    wants = type("Wants", (Spy,), {"RequestOptions": type("RequestOptions", (StrictModel,), {})})
+    own = type("RequestOptions", (StrictModel,), {})
+    with pytest.raises(TypeError, match=r"Mine\.RequestOptions would be lost: wants declares its own"):
+        type("Mine", (Chain,), {"parts": (wants, First), "RequestOptions": own})
+    assert type("Mine", (Chain,), {"parts": (First,), "RequestOptions": own}).RequestOptions is own
+
+
 def test_a_part_named_like_an_option_of_the_whole_is_refused():
     with pytest.raises(TypeError, match="a part of AdaptiveOfPolicy is named like its option policy; rename its class"):
         Adaptive.of(type("Policy", (Spy,), {}))
