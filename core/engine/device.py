@@ -106,6 +106,18 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def require_host_default() -> None:
+    """Raise ConfigError SD-E346 if tensors of no stated device would not be the host's."""
+    found = torch.get_default_device()
+    if found.type != "cpu":
+        facts = {
+            "found": found,
+            "expected": "cpu",
+            "fix": 'torch.set_default_device("cpu"), and device= in EngineConfig',
+        }
+        raise ConfigError("SD-E346", "PyTorch's default device is not the host", facts)
+
+
 def why_no_gpu() -> str | None:
     """Why torch does not use a GPU that is in this machine. None: it does, or none is seen."""
     if torch.cuda.is_available() or not any(Path(driver).exists() for driver in DRIVERS):

@@ -25,7 +25,7 @@ from ..model.target import load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
-from .device import DeviceProfile, device_of, profile_of
+from .device import DeviceProfile, device_of, profile_of, require_host_default
 from .memory import bytes_per_row, require_memory
 
 logger = logging.getLogger("specdec")
@@ -72,6 +72,7 @@ class Plan:
     @classmethod
     def make(cls, config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Plan:
         """Refuse what cannot run, the cheapest to know first. Raises SpecdecError."""
+        require_host_default()
         experts_settings(config.moe_backend)
         check_quantization(config.quantization, "EngineConfig")
         path = locate_model(config.model)

@@ -138,7 +138,7 @@ class RerankedWalk(Walk):
     """Draws from left to right among the k most likely tokens of each slot. Their own logits do not count again."""
 
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
-        """Raises CheckpointError SD-E170, SD-E171; Refusal for a draft vocabulary of its own, or drafts of the anchor."""
+        """Raises CheckpointError SD-E170, SD-E171; Refusal for an own vocabulary, or drafts of the anchor."""
         super().__init__()
         spec.refuse_own_vocabulary()
         if spec.drafts_from_anchor:

@@ -58,6 +58,11 @@ def test_a_share_outside_of_the_device_is_refused():
             EngineConfig(model="tiny", gpu_memory_utilization=share)
 
 
+def test_another_default_device_than_the_host_is_refused_before_anything_is_loaded():
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"(?s)SD-E346.*found +meta.*set_default_device"):
+        make_llm()
+
+
 def test_a_budget_that_holds_no_block_is_refused():
     with pytest.raises(ConfigError, match="SD-E150"):
         make_llm(kv_cache_memory_gib=1e-6)
