@@ -88,7 +88,12 @@ class Piece:
     """A part's draft, and the rows that it is used in."""
 
     draft: Draft
-    used: Tensor  # [B] bool
+    used: Tensor | Sequence[bool]  # [B]
+
+    @property
+    def rows(self) -> Tensor:
+        """[B] bool"""
+        return torch.as_tensor(self.used, device=self.draft.lengths.device)
 
 
 def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width: int, device: torch.device) -> Draft:
@@ -101,8 +106,8 @@ def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width
     lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
     for piece in pieces:
         ids = pad(piece.draft.token_ids, (0, width - piece.draft.token_ids.shape[1]), value=PADDING_TOKEN_ID)
-        token_ids = torch.where(piece.used[:, None], ids, token_ids)
-        lengths = torch.where(piece.used, piece.draft.lengths, lengths)
+        token_ids = torch.where(piece.rows[:, None], ids, token_ids)
+        lengths = torch.where(piece.rows, piece.draft.lengths, lengths)
     return Draft(token_ids, lengths, distribution=_merged_distribution(pieces, whole, width))
 
 
@@ -113,10 +118,10 @@ def _merged_distribution(pieces: Sequence[Piece], whole: Needs, width: int) -> D
     kind = torch.full_like(reported[0][1].kind, int(DistributionKind.ONE_HOT))
     merged: dict[str, Any] = {}
     for piece, distribution in reported:
-        kind = torch.where(piece.used, distribution.kind, kind)
+        kind = torch.where(piece.rows, distribution.kind, kind)
         for name, values in _widened_distribution(distribution, whole, width).items():
             # Rows that use another piece never read these: only where two pieces have the field must they be mixed.
-            used = piece.used[:, None, None]
+            used = piece.rows[:, None, None]
             merged[name] = torch.where(used, values, merged[name]) if name in merged else values
     return DraftDistribution(kind=kind, **merged)
 

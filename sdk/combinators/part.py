@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, Field, create_model
@@ -23,6 +24,9 @@ from ..ranges import DraftLength
 from ..request_options import request_options_model
 from ..types import Draft, KeptTokens, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
+
+Author = Tensor | Sequence[int] | None
+"""[B], the index of the part whose draft each row had. None means that all rows are the part's."""
 
 
 class PartSettings(NetworkSettings):
@@ -103,14 +107,40 @@ class PartPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDrafts(StepView[Any]):
-    """A step that counts a part's own drafts alone. What the others' drafts added is committed all the same."""
+    """A step that counts a part's own drafts alone. What the others' drafts added is committed all the same.
+
+    Drafts are counted where they are read: small tensors cost a host more than most parts do.
+    """
 
     whole: StepView[Any]
+    author: Tensor | Sequence[int]  # [B]
+    index: int  # of the part, where it is the author
 
     @classmethod
-    def of(cls, step: StepView[Any], own: dict[str, Any]) -> OwnDrafts:
+    def of(cls, step: StepView[Any], own: dict[str, Any], author: Tensor | Sequence[int], index: int) -> OwnDrafts:
         """Take a step as it is but for the part's `own` values."""
-        return cls(**{field.name: getattr(step, field.name) for field in fields(StepView)} | own, whole=step)
+        shown = cls.__new__(cls)
+        known = vars(shown)
+        known.update(vars(step) | own, whole=step, author=author, index=index)
+        for counted in ("num_drafted", "num_accepted"):
+            known.pop(counted, None)
+        return shown
+
+    if not TYPE_CHECKING:  # where they are fields like the others
+
+        @cached_property
+        def num_drafted(self) -> Tensor:
+            """[B] int64"""
+            return self.whole.num_drafted * self._is_author
+
+        @cached_property
+        def num_accepted(self) -> Tensor:
+            """[B] int64"""
+            return self.whole.num_accepted * self._is_author
+
+    @property
+    def _is_author(self) -> Tensor:
+        return torch.as_tensor(self.author, device=self.whole.slots.device) == self.index
 
     @property
     def num_committed(self) -> Tensor:
@@ -158,12 +188,12 @@ class Part:
             return request
         return replace(request, options=getattr(request.options, self.name, None))  # None: the part declares none
 
-    def observe(self, step: StepView, budget: Tensor, author: Tensor | None = None) -> None:
+    def observe(self, step: StepView, budget: Tensor, author: Author = None) -> None:
         """Show it the step, if it looks at steps. Arguments as of `view`."""
         if self.has("observe"):
             self.call("observe", self.view(step, budget, author))
 
-    def propose(self, step: StepView, budget: Tensor, author: Tensor | None = None) -> Draft:
+    def propose(self, step: StepView, budget: Tensor, author: Author = None) -> Draft:
         """The part's draft, as wide as the part drafts. Arguments as of `view`.
 
         Raises TypeError for what is no draft, and ValueError for one of another form.
@@ -180,28 +210,22 @@ class Part:
             raise ValueError(f"its part {self.name} returned {found}, expected {shape} and {shape[:1]}")
         return draft
 
-    def view(self, step: StepView, budget: Tensor, author: Tensor | None = None) -> StepView:
+    def view(self, step: StepView, budget: Tensor, author: Author = None) -> StepView:
         """The step as this part is shown it.
 
         `budget` [B] replaces the step's. `author` [B]: the index of the part whose draft each row had; rows
         of others count as not drafted. None: all rows are the part's.
         """
-        num_drafted, num_accepted = step.num_drafted, step.num_accepted
-        if author is not None:
-            mine = author == self.index
-            num_drafted, num_accepted = num_drafted * mine, num_accepted * mine
         own: dict[str, Any] = {
             "width": self.num_draft_tokens,
             "budget": self._budget(budget, step.width),
-            "num_drafted": num_drafted,
-            "num_accepted": num_accepted,
             "kept": self._kept(step.kept),
             "sampling": self._sampling(step.sampling),
             "requests": tuple([self.request(request) for request in step.requests]),
             "history": step.history if self.needs.history else None,
             "rejected": self._rejected(step.rejected),
         }
-        shown = replace(step, **own) if author is None else OwnDrafts.of(step, own)
+        shown = replace(step, **own) if author is None else OwnDrafts.of(step, own, author, self.index)
         return host_form(shown) if self._changes_form else shown
 
     def _budget(self, budget: Tensor, width: int) -> Tensor:
