@@ -11,7 +11,7 @@ from specdec.core.host import Request, RowTable, Schedule, Scheduled, rejection
 from specdec.sdk.types import PADDING_TOKEN_ID
 
 from .moves import Move
-from .text import Script
+from .text import MOST_ACCEPTED, Script
 
 
 class Scripted:
@@ -83,7 +83,7 @@ class Scripted:
         name, token_ids = move.name, share.request.token_ids
         accepted = self._script.num_accepted(name, len(token_ids), len(drafts))
         if move.num_accepted is not None:
-            accepted = min(move.num_accepted, len(drafts))
+            accepted = min(move.num_accepted, len(drafts), MOST_ACCEPTED)
         rejected = drafts[accepted] if accepted < len(drafts) else None
         following = move.forced
         if following is None:

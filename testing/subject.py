@@ -18,11 +18,13 @@ from specdec.sdk.types import TargetInfo
 
 from .report import NotApplicable
 from .stage import Stage
+from .text import MOST_ACCEPTED
 from .worlds import RealTarget, World, load_target
 
 NUM_DRAFT_TOKENS = 4
 MAX_NUM_SEQS = 4
-MAX_MODEL_LEN = 192
+MAX_MODEL_LEN = 192  # of a text: a prompt of 40 tokens, and what the longest schedule commits to it
+NUM_STEPS = 30  # of that schedule
 BLOCK_SIZE = 1  # so that a draft pass that writes one position too many is found out
 
 CONFIGS = ("config.json", "adapter_config.json")  # in a directory that is a checkpoint
@@ -140,16 +142,26 @@ class Subject:
         probabilistic: bool | None = None,
         world: World | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
-        max_model_len: int = MAX_MODEL_LEN,
+        max_model_len: int | None = None,
         shown: Mapping[str, Any] | None = None,
     ) -> Stage:
-        """A new instance on a new stage. `shown`: changes of the needs that views are built for."""
+        """A new instance on a new stage. `shown`: changes of the needs that views are built for.
+
+        max_model_len: None means that texts have room for every schedule, as far as the target has it.
+        """
         world = world or self.target
-        info = replace(world.info, max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=BLOCK_SIZE)
+        longest = max_model_len or self._room(k, world.info.max_model_len)
+        info = replace(world.info, max_num_seqs=max_num_seqs, max_model_len=longest, block_size=BLOCK_SIZE)
         loaded = self.load(k=k, probabilistic=probabilistic, info=info)
         given = None if shown is None else Needs(**(dict(loaded.needs) | dict(shown)))
         self.opened.append(Stage(loaded, info, world, seed=self.seed, shown=given))
         return self.opened[-1]
+
+    def _room(self, k: int | None, most: int) -> int:
+        """Tokens that a text has room for. `k`: drafts of a step, None means as asked. `most`: what the target has."""
+        num_drafts = k or self.config.num_speculative_tokens or NUM_DRAFT_TOKENS
+        more = NUM_STEPS * max(min(num_drafts, MOST_ACCEPTED) - NUM_DRAFT_TOKENS, 0)
+        return max(min(MAX_MODEL_LEN + more, most), MAX_MODEL_LEN)
 
     def close(self, stages: Sequence[Stage]) -> None:
         """Close stages that are open. What a proposer raises there is the affair of one check."""

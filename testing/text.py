@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALPHABET = 40  # few different tokens, so that text repeats itself
+MOST_ACCEPTED = 32  # drafts of a step: a text stays within its limit, however long drafts are
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Script:
         return token if token != instead_of else (token + 1) % self.vocab_size
 
     def num_accepted(self, name: str, length: int, num_drafts: int) -> int:
-        """How many of the drafts after `length` tokens are right: none, some or all."""
-        return self._dice("accept", name, length).randint(0, num_drafts)
+        """How many of the drafts after `length` tokens are right: none, some, or all up to MOST_ACCEPTED."""
+        return self._dice("accept", name, length).randint(0, min(num_drafts, MOST_ACCEPTED))
 
     def _dice(self, purpose: str, name: str, length: int) -> random.Random:
         return random.Random(f"{self.seed}:{purpose}:{name}:{length}")

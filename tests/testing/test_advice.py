@@ -263,3 +263,10 @@ def test_a_head_that_attends_without_draft_kv_is_told_to_declare_it():
     (result,) = check_proposer(hostile_proposers.HeadThatAttends, only=["draft_form"])
     assert "no draft KV is declared" in result.facts["found"]
     assert "DraftKV(...)" in result.facts["found"]
+
+
+@pytest.mark.parametrize("k", [32, 1024])
+def test_long_drafts_that_are_accepted_end_no_text_of_a_schedule(k):
+    checks = ["deterministic", "accepts_and_rejects"]
+    results = check_proposer(good_proposers.RepeatsAtLength, {"num_speculative_tokens": k}, only=checks)
+    assert [result.text for result in results if result.status != "passed"] == []

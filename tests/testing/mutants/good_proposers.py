@@ -270,3 +270,13 @@ class FewerWhereSampled(Followers):
             return draft
         sampled = step.sampling.temperature > 0
         return replace(draft, lengths=torch.where(sampled, draft.lengths.clamp(max=1), draft.lengths))
+
+
+class RepeatsAtLength:
+    """Drafts the newest token, as often as there is a budget."""
+
+    def __init__(self, config: ProposerConfig) -> None:
+        pass
+
+    def propose(self, step: StepView) -> Draft:
+        return Draft(step.newest_token[:, None].repeat(1, step.width), step.budget)
