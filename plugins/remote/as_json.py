@@ -12,7 +12,7 @@ from specdec.sdk.errors import ConfigError
 
 def as_json(options: BaseModel) -> dict[str, Any]:
     """What was set of them, in JSON. Raises ValueError where they would be read as others: a secret, an infinity."""
-    written = options.model_dump(mode="json", exclude_unset=True)
+    written = options.model_dump(mode="json", exclude_unset=True, by_alias=True, round_trip=True)
     text = json.dumps(written, allow_nan=False, ensure_ascii=False)
     text.encode()  # half a surrogate pair is no text of a message
     found: dict[str, Any] = json.loads(text)

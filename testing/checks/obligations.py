@@ -128,7 +128,7 @@ def _as_json(options: BaseModel) -> BaseModel:
     """A copy through JSON. Raises Violation if it is another."""
     name = type(options).__qualname__
     try:
-        copy = type(options).model_validate_json(options.model_dump_json())
+        copy = type(options).model_validate_json(options.model_dump_json(by_alias=True, round_trip=True))
     except (PydanticSerializationError, ValidationError, SpecdecError) as error:
         found = str(error)
     else:

@@ -265,6 +265,12 @@ def test_a_head_that_attends_without_draft_kv_is_told_to_declare_it():
     assert "DraftKV(...)" in result.facts["found"]
 
 
+def test_options_are_json_under_the_keys_that_users_write():
+    config = {"proposer_config": {"max-drafts": 3}}
+    (result,) = check_proposer(good_proposers.HasAKeyThatIsNoName, config, only=["options_are_json"])
+    assert result.status == "passed", result.text
+
+
 @pytest.mark.parametrize("k", [32, 1024])
 def test_long_drafts_that_are_accepted_end_no_text_of_a_schedule(k):
     checks = ["deterministic", "accepts_and_rejects"]

@@ -6,13 +6,14 @@ import json
 
 import pytest
 from drafter_servers import hosted_with, serving
-from pydantic import SecretStr
+from pydantic import Field, SecretStr, computed_field
 from test_isolation import NGRAM, PROMPTS, engine, texts
 from test_remote import figures, remote
 
 from specdec import SamplingParams
 from specdec.core.registry import PluginSettings
 from specdec.plugins.remote import asking
+from specdec.plugins.remote.as_json import as_json
 from specdec.plugins.remote.asking import Rows
 from specdec.plugins.remote.texts import Text, UnsendableError, name_of, start_of
 from specdec.sdk import Draft, ProposerBase, Refusal, StrictModel
@@ -71,6 +72,21 @@ def test_options_are_those_that_were_given() -> None:
     assert json.loads(start_of(view(Said(token=3, context="c")), "a").options) == {"token": 3, "context": "c"}
     assert start_of(view(Said()), "a").options == "{}"
     assert start_of(view(), "a").options == ""
+
+
+class Renamed(StrictModel):
+    """Has an option whose key is no name of Python's, and a figure that is computed."""
+
+    most: int = Field(default=2, alias="most-drafts")
+
+    @computed_field
+    @property
+    def twice(self) -> int:
+        return 2 * self.most
+
+
+def test_options_go_under_the_keys_that_they_were_given_by() -> None:
+    assert as_json(Renamed(**{"most-drafts": 3})) == {"most-drafts": 3}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from pydantic import Field, computed_field
 from torch import Tensor
 
 from specdec.sdk import (
@@ -270,6 +271,18 @@ class FewerWhereSampled(Followers):
             return draft
         sampled = step.sampling.temperature > 0
         return replace(draft, lengths=torch.where(sampled, draft.lengths.clamp(max=1), draft.lengths))
+
+
+class HasAKeyThatIsNoName(Followers):
+    """Its users write "max-drafts"."""
+
+    class Options(StrictModel):
+        most: int = Field(default=2, alias="max-drafts")
+
+        @computed_field
+        @property
+        def twice(self) -> int:
+            return 2 * self.most
 
 
 class RepeatsAtLength:
