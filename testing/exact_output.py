@@ -35,6 +35,7 @@ def require_exact_output(subject: Subject) -> None:
 
     Raises NotApplicable where drafts cannot be enumerated.
     """
+    subject.need_determinism()
     if subject.resolved.model is not None:
         raise NotApplicable("its checkpoint fixes the vocabulary, which is too large for an enumeration")
     stage, num_drafts = _small_stage(subject)

@@ -61,6 +61,7 @@ def length_ignores_the_draw(subject: Subject) -> None:
     same holds for the parent of a node.
     """
     subject.need_distribution()
+    subject.need_determinism()
     for _, shown in _twins(subject):
         _require_one_answer(shown)
 
@@ -90,6 +91,7 @@ def distribution_ignores_the_draw(subject: Subject) -> None:
     distribution.
     """
     subject.need_distribution()
+    subject.need_determinism()
     for stage, shown in _twins(subject):
         seen: dict[Nodes, Tensor] = {}
         for row, position, _, distribution in distributions_of(stage, shown):

@@ -265,6 +265,14 @@ def test_a_head_that_attends_without_draft_kv_is_told_to_declare_it():
     assert "DraftKV(...)" in result.facts["found"]
 
 
+def test_a_proposer_that_promises_no_determinism_is_not_compared_with_itself():
+    compared = ["length_ignores_the_draw", "distribution_ignores_the_draw", "output_distribution_is_exact"]
+    held = ["distribution_is_a_distribution", "drawn_distribution_is_reported_distribution"]
+    results = check_proposer(good_proposers.WavesWithNoise, only=[*compared, *held])
+    found = {result.check: result.status for result in results}
+    assert found == dict.fromkeys(compared, "skipped") | dict.fromkeys(held, "passed")
+
+
 def test_options_are_json_under_the_keys_that_users_write():
     config = {"proposer_config": {"max-drafts": 3}}
     (result,) = check_proposer(good_proposers.HasAKeyThatIsNoName, config, only=["options_are_json"])

@@ -174,6 +174,19 @@ class WavesInABuffer(Waves):
         return replace(draft, distribution=replace(draft.distribution, logits=logits))
 
 
+class WavesWithNoise(Waves):
+    """Draws from distributions that differ each time, as often as chance has it, and reports them."""
+
+    needs = Waves.needs.replace(deterministic=False)
+
+    def logits(self, before: Tensor, temperature: Tensor) -> Tensor:
+        logits = super().logits(before, temperature)
+        return logits + torch.rand(logits.shape)
+
+    def lengths(self, step: StepView, token_ids: Tensor, distribution: Tensor) -> Tensor:
+        return (step.budget * torch.rand(len(step))).ceil().long()
+
+
 class LearnsByGradient(Followers):
     """Trains a layer on the target's states, and drafts without it."""
 
