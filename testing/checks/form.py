@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 
 from specdec import SamplingParams
-from specdec.sdk.errors import SpecdecDeprecationWarning, SpecdecWarning
+from specdec.sdk.errors import Refusal, SpecdecDeprecationWarning, SpecdecWarning
 
 from ..moves import Move
 from ..report import NEVER_CALLED, Violation
@@ -44,12 +45,19 @@ def draft_form(subject: Subject) -> None:
 
 @check("basic")
 def every_k(subject: Subject) -> None:
-    """It drafts for K = 1 and for the largest K that it declares, and for a step whose K is smaller, 0 included."""
+    """It drafts for K = 1 and for the largest K that it declares, and for a step whose K is smaller, 0 included.
+
+    A K that it refuses at the start with these settings, as an engine would be told, is left out.
+    """
     asked = subject.load().config.num_draft_tokens
     fewest = max(subject.needs.min_draft_tokens, 1)
     most = subject.needs.max_draft_tokens or max(MOST_DRAFT_TOKENS, asked)
+    stages = []
     for k in sorted({fewest, most}):
-        for _ in lockstep(subject.stage(k=k), num_steps=3):
+        with suppress(Refusal):
+            stages.append(subject.stage(k=k))
+    for stage in stages:
+        for _ in lockstep(stage, num_steps=3):
             pass
     stage = subject.stage()
     stage.add("a", 20)

@@ -14,6 +14,7 @@ import pytest
 import state_mutants
 import torch
 
+from specdec.sdk.combinators import Chain
 from specdec.testing import check_proposer
 from specdec.testing.worlds import load_target
 
@@ -271,6 +272,12 @@ def test_a_proposer_that_promises_no_determinism_is_not_compared_with_itself():
     results = check_proposer(good_proposers.WavesWithNoise, only=[*compared, *held])
     found = {result.check: result.status for result in results}
     assert found == dict.fromkeys(compared, "skipped") | dict.fromkeys(held, "passed")
+
+
+def test_a_part_with_a_k_of_its_own_is_not_asked_for_a_smaller_k_of_all():
+    config = {"proposer_config": {"followers": {"num_speculative_tokens": 3}}}
+    (result,) = check_proposer(Chain.of(good_proposers.Followers), config, only=["every_k"])
+    assert result.status == "passed", result.text
 
 
 def test_options_are_json_under_the_keys_that_users_write():
