@@ -14,6 +14,7 @@ from specdec.core.host import SpeculativeConfig, admit, registry
 from specdec.sdk.errors import ConfigError, PluginId, Refusal, SpecdecError
 from specdec.sdk.extensions import TargetTokens
 from specdec.sdk.needs import Needs
+from specdec.sdk.saved_state import has_state
 from specdec.sdk.types import TargetInfo
 
 from .report import NotApplicable
@@ -184,16 +185,22 @@ class Subject:
     def llm(self, **settings: Any) -> LLM:
         """The real engine with this proposer, on the CPU unless `settings` say otherwise.
 
+        It begins with the state in `state_dir`, if there is one, and never writes it: that is a user's.
+
         Raises NotApplicable if its class cannot be imported by its path.
         """
         if not self.is_importable:
             raise NotApplicable(f"the engine imports by path, and {self.label} is not at the top of a module")
-        return LLM(
+        llm = LLM(
             self.target.model,
-            speculative_config=self.config,
+            speculative_config=self.config.replace(state_dir=None),
             plugin_settings=self.plugin_settings,
             **{"device": "cpu"} | settings,
         )
+        state_dir = self.load().state_dir
+        if state_dir is not None and has_state(state_dir):
+            llm.load_proposer_state(state_dir)
+        return llm
 
     def need_determinism(self) -> None:
         """Raises NotApplicable for a proposer that does not promise it."""

@@ -14,6 +14,7 @@ import pytest
 import state_mutants
 import torch
 
+from specdec import LLM, SamplingParams
 from specdec.sdk.combinators import Chain
 from specdec.testing import check_proposer
 from specdec.testing.worlds import load_target
@@ -272,6 +273,20 @@ def test_a_proposer_that_promises_no_determinism_is_not_compared_with_itself():
     results = check_proposer(good_proposers.WavesWithNoise, only=[*compared, *held])
     found = {result.check: result.status for result in results}
     assert found == dict.fromkeys(compared, "skipped") | dict.fromkeys(held, "passed")
+
+
+def test_the_state_that_a_user_keeps_is_read_and_never_written(tmp_path, monkeypatch):
+    config = {"num_speculative_tokens": 3, "state_dir": str(tmp_path / "kept")}
+    check_proposer(state_mutants.SavesCorpus, config, only=["greedy_equality"])
+    assert not (tmp_path / "kept").exists()
+    with LLM("tiny", speculative_config={"method": "state_mutants:SavesCorpus", **config}) as llm:
+        llm.generate("def", SamplingParams(max_tokens=2))
+    kept, read = list((tmp_path / "kept").rglob("*")), []
+    monkeypatch.setattr(state_mutants.SavesCorpus, "load", lambda self, path: read.append(path / "corpus"))
+    (result,) = check_proposer(state_mutants.SavesCorpus, config, only=["greedy_equality"])
+    assert result.status == "passed", result.text
+    assert list((tmp_path / "kept").rglob("*")) == kept
+    assert read == [each for each in kept if each.name == "corpus"]
 
 
 def test_a_part_with_a_k_of_its_own_is_not_asked_for_a_smaller_k_of_all():
