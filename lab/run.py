@@ -19,7 +19,6 @@ from specdec.core.host import parts_of
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.sdk.ranges import Limit, LimitOrZero
-from specdec.sdk.saved_state import as_path, has_state
 
 from .earlier import EarlierRun
 from .environment import environment, source_sha256
@@ -109,13 +108,10 @@ def started(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSet
 
 def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:
     """An engine whose proposer begins with its saved state, if there is one, and never writes it: repeats are alike."""
-    if asked is None:
-        return Engine(config, None, plugins)
-    keys = SpeculativeConfig.as_mapping(asked)
-    state_dir = keys.pop("state_dir", None)
-    engine = Engine(config, keys, plugins)
-    if state_dir is not None and has_state(as_path(state_dir)):
-        engine.load_proposer_state(state_dir)
+    engine = Engine(config, asked, plugins)
+    host = parts_of(engine).host
+    if host is not None:
+        host.saves_state = False
     return engine
 
 

@@ -65,6 +65,7 @@ class ProposerHost(ContainedCalls):
         self.views = views or ViewBuilder(loaded.needs, self.width, info, device)
         super().__init__(loaded.plugin, self.views.absent, policy, metrics, on_error)
         self.keeps_pace = True  # False: the target is no real one, so nothing is said of what it costs
+        self.saves_state = True  # False: it is measured, and `state_dir` stays as it is
         self._passes: EarlyPasses | None = None
         self.own_metrics: dict[str, float] = {}  # its own figures, as it told them last
         self.metrics_wanted = False  # set by a reader, on any thread
@@ -204,7 +205,7 @@ class ProposerHost(ContainedCalls):
         self.metrics_wanted = True
         self.ask_metrics()
         try:
-            if self._state_dir is not None:
+            if self._state_dir is not None and self.saves_state:
                 self.save(self._state_dir)
         finally:
             self._end()

@@ -96,7 +96,7 @@ class ReplayEngine(Engine):
         self.playback = Playback(self.recording, wanted, profile.device)
         parts = put_together(plan, model, self.playback.on)
         if parts.host is not None:
-            parts.host.keeps_pace = False
+            parts.host.keeps_pace = parts.host.saves_state = False
         return parts
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.engine.engine import Engine
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
@@ -23,6 +22,7 @@ from ..intervals import wilson
 from ..recording import Recording
 from ..replay.assembly import recorded_settings
 from ..replay.run import Replayed, params_of, replay
+from ..run import built
 
 TRAINERS_FILE = "agreement.json"
 """In the head's folder: {"train": [of each depth], "held_out": [...]}, by the code that trained it."""
@@ -110,7 +110,7 @@ def _teacher_forced(recording: Recording, replayed: Replayed) -> RequestMetrics:
 def _run(
     recording: Recording, speculative_config: SpeculativeSettings, plugins: PluginSettings, model: str | None
 ) -> RequestMetrics:
-    with closing(Engine(_as_recorded(recording, model), speculative_config, plugins)) as engine:
+    with closing(built(_as_recorded(recording, model), speculative_config, plugins)) as engine:
         for request in recording:
             engine.add_request(list(request.prompt_token_ids), params_of(recording, request), request.request_id)
         while engine.has_unfinished_requests:

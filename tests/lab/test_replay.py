@@ -90,6 +90,21 @@ def test_a_request_that_ends_at_a_token_accepts_what_a_live_run_accepts_past_it(
     assert replayed.acceptance == engine.metrics.acceptance
 
 
+@pytest.mark.slow
+def test_each_replay_begins_with_the_saved_state_and_leaves_it_alone(tmp_path):
+    config = PROPOSERS["suffix"] | {"state_dir": str(tmp_path / "state")}
+    cold = replay(shared(), config)
+    assert not (tmp_path / "state").exists()
+    live_steps(shared(), config)[1].close()
+    before = sorted(tmp_path.rglob("*"))
+    first, second = replay(shared(), config), replay(shared(), config)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert first.steps == second.steps
+    assert first.acceptance.num_accepted_tokens > cold.acceptance.num_accepted_tokens
+    with pytest.raises(ConfigError, match="SD-E179"):
+        replay(shared(), PROPOSERS["ngram"] | {"state_dir": str(tmp_path / "state")})
+
+
 def test_a_replay_without_a_proposer_is_plain_decoding():
     recording = shared()
     plain = replay(recording, None)
