@@ -61,9 +61,18 @@ class RecordedTarget:
         return embedding_and_head(self._directory, self.dtype, self.device)
 
 
+OF_READER = {"_name_or_path", "transformers_version"}
+"""Keys of a configuration that say where it lay and who read it, and nothing of the model."""
+
+
 def require_same_model(manifest: Manifest, directory: Path) -> None:
-    """Raise ConfigError SD-E246 if a checkpoint is not the one that was recorded."""
-    config = text_config(AutoConfig.from_pretrained(directory)).to_dict()
+    """Raise ConfigError SD-E246 if a checkpoint is not the one that was recorded.
+
+    It may have moved, and be read by another version of transformers. Keys that were not recorded do not count.
+    """
+    read = text_config(AutoConfig.from_pretrained(directory)).to_dict()
+    recorded = manifest.target.get("config") or read
+    config = {key: value if key in OF_READER else read.get(key, value) for key, value in recorded.items()}
     found = fingerprint.of_model(directory, config)
     if manifest.model_fingerprint not in (None, found):
         facts = {

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from recordings import live_steps, make, settings, shared
+from transformers import PreTrainedConfig
 
 from specdec.core.rejection.types import DistributionKind, DraftDistributions, DraftRows
 from specdec.lab.recording import Recording
@@ -40,6 +42,7 @@ TREES = {
     for name, depth in {"ngram": 4, "suffix": 6, "eagle3": 4, "dflash": 5, "medusa": 3}.items()
 }
 PROPOSERS |= TREES
+LATER = {"transformers_version": "99.0", "of_later_versions": None}
 QUICK = ("ngram", "draft_model", "eagle3")  # a token reader, a network of its own, a head
 SAMPLED = [pytest.param(name, 0.8, marks=() if name in QUICK else pytest.mark.full) for name in PROPOSERS]
 
@@ -135,6 +138,18 @@ def test_another_model_is_refused():
 def test_the_recorded_checkpoint_is_recognised():
     manifest = shared().manifest
     require_same_model(manifest, Path(manifest.target["checkpoint_dir"]))
+
+
+def test_a_checkpoint_that_has_moved_is_the_recorded_one_also_for_a_later_transformers(tmp_path, monkeypatch):
+    recorded = shared()
+    shutil.copytree(recorded.manifest.target["checkpoint_dir"], tmp_path / "moved")
+    as_now = PreTrainedConfig.to_dict
+    monkeypatch.setattr(PreTrainedConfig, "to_dict", lambda self: as_now(self) | LATER)
+    require_same_model(recorded.manifest, tmp_path / "moved")
+    changed = json.loads((tmp_path / "moved" / "config.json").read_text()) | {"rms_norm_eps": 0.5}
+    (tmp_path / "moved" / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(ConfigError, match="SD-E246"):
+        require_same_model(recorded.manifest, tmp_path / "moved")
 
 
 def test_weights_of_a_target_that_is_gone_are_named(tmp_path):
