@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.assembly import Parts, put_together
@@ -167,7 +167,7 @@ def tokenizer_of(recording: Recording) -> Any:
     if not folder.is_dir():
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return PreTrainedTokenizerFast.from_pretrained(folder)  # whatever its class: code of its own is not run
     except Exception as error:  # whatever a damaged file makes the library raise
         because = f"the folder {TOKENIZER} is damaged: {error}"
         raise not_a_recording(recording.folder, because, "record again into another folder") from error

@@ -16,6 +16,7 @@ from specdec.core.rejection.types import DistributionKind, DraftDistributions, D
 from specdec.lab.recording import Recording
 from specdec.lab.recording.probabilities import distribution_of
 from specdec.lab.recording.settings import RecordSettings
+from specdec.lab.replay.assembly import tokenizer_of
 from specdec.lab.replay.caches import Caches
 from specdec.lab.replay.clock import Moment, ProposeClock
 from specdec.lab.replay.expected import ExpectedAcceptance
@@ -150,6 +151,18 @@ def test_a_checkpoint_that_has_moved_is_the_recorded_one_also_for_a_later_transf
     (tmp_path / "moved" / "config.json").write_text(json.dumps(changed))
     with pytest.raises(ConfigError, match="SD-E246"):
         require_same_model(recorded.manifest, tmp_path / "moved")
+
+
+def test_a_recorded_tokenizer_with_code_of_its_own_is_read_without_it_and_nobody_is_asked(tmp_path, monkeypatch):
+    shutil.copytree(shared().folder / "tokenizer", tmp_path / "tokenizer")
+    file = tmp_path / "tokenizer" / "tokenizer_config.json"
+    config = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
+    tokenizer = tokenizer_of(Recording(tmp_path, shared().manifest))
+    assert [tokenizer.decode(each.token_ids) for each in shared()] == [each.text for each in shared()]
+    assert asked == []
 
 
 def test_weights_of_a_target_that_is_gone_are_named(tmp_path):
