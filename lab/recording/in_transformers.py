@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from specdec.adapters.transformers import speculative
 from specdec.core.config.sampling_params import SamplingParams
@@ -32,11 +32,15 @@ class TransformersSource(Source):
     """Runs one request after the other in transformers."""
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
-        """Raises ConfigError SD-E251 for sampling, and what the adapter raises."""
+        """Raises ConfigError SD-E251 for sampling, and what the adapter raises.
+
+        Of the checkpoint's generation_config.json only the ends count: a penalty there would give another text.
+        """
         settings.refuse_sampling("transformers")
         manifest, tokenizer = target_manifest(settings.engine, "transformers", "", settings.hidden_states)
         self._model = _loaded(settings, manifest)
         ends = eos_token_ids(self._model.generation_config, self._model.config)
+        self._model.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None, pad_token_id=0)
         self.manifest, self.texts = manifest.replace(eos_token_ids=tuple(sorted(ends))), Texts(tokenizer, ends)
         self._listener = ProbabilityTap(settings.top_m, settings.full_logits)
         tap = {"method": TAP, "proposer_config": {"hidden_states": settings.hidden_states}}

@@ -1,5 +1,8 @@
 """A recording made inside transformers is the one that the engine makes of the same target."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from recordings import LAYERS, Quiet, drafts_at, settings, shared
@@ -26,6 +29,17 @@ def test_text_probabilities_and_states_are_those_of_the_engine(tmp_path):
     asked = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
     first, second = (drafts_at(replay(recording, asked)) for recording in (found, ours))
     assert first == second
+
+
+def test_a_penalty_of_the_checkpoint_changes_no_recorded_text(tmp_path):
+    target = shutil.copytree(shared().manifest.target["checkpoint_dir"], tmp_path / "target")
+    file = target / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"repetition_penalty": 1.8, "min_new_tokens": 24}))
+    asked = settings(num_prompts=1)
+    asked = asked.replace(engine=asked.engine.replace(model=str(target)))
+    record(asked, PluginSettings(), tmp_path / "x", Quiet(), TransformersSource)
+    (found,) = Recording.open(tmp_path / "x")
+    assert found.token_ids == next(each.token_ids for each in shared() if each.request_id == found.request_id)
 
 
 def test_sampling_inside_transformers_is_refused(tmp_path):
