@@ -27,6 +27,7 @@ from ._session import Session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from specdec.core.config.engine_config import EngineConfig
     from specdec.core.model.hidden_states import HiddenState
     from specdec.core.registry import PluginSettings
     from specdec.lab.recording.settings import RecordSettings
@@ -37,6 +38,10 @@ WITH_DATA = {"model", "output", "data", "hidden_states", "max_disk", "quiet"} | 
     each.name for each in fields(EngineOptions)
 }
 """The parameters that mean something beside --from."""
+
+
+ELSEWHERE = {"model", "tokenizer", "dtype", "device", "max_model_len", "max_num_seqs", "trust_remote_code"}
+"""The engine's settings that mean something to the other engines."""
 
 
 Inside = Literal["specdec", "transformers", "vllm"]
@@ -70,6 +75,14 @@ def _vllm_arguments(given: list[str] | None) -> dict[str, Any]:
     """Read one JSON object of arguments for vLLM. Raises ConfigError."""
     text = only_one("--vllm", given)
     return {} if text is None else dict(as_mapping(text, "--vllm", '{"tensor_parallel_size": 2}'))
+
+
+def _refuse_unread(config: EngineConfig, inside: Inside) -> None:
+    """Raise BadParameter for settings that another engine would not read."""
+    unread = sorted(config.model_dump(exclude_defaults=True).keys() - ELSEWHERE)
+    if inside != "specdec" and unread:
+        own = "; --vllm has vLLM's own" if inside == "vllm" else ""
+        raise typer.BadParameter(f"--engine {inside} reads none of {', '.join(unread)}: leave that out{own}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +139,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     if vllm_args and inside != "vllm":
         raise typer.BadParameter("--vllm has arguments for --engine vllm, which is not asked for.")
     config = engine.config(model, max_num_seqs=prompts.max_concurrency)
+    _refuse_unread(config, inside)
     silence_libraries()
     from rich.filesize import decimal
 

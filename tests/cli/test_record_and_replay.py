@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from specdec.cli._app import build_app
 
+IN_TRANSFORMERS = ("record", "tiny", "-o", "x", "--engine", "transformers")
 SMALL = ("--num-prompts", 1, "--output-len", 8, "--no-cost", "-q")
 
 
@@ -58,6 +59,8 @@ def test_no_plugins_does_not_keep_a_target_from_being_recorded(tmp_path):
         (("record", "tiny", "-o", "x", "--from", "d", "--num-prompts", 1, "--full-logits"), 2, "--num-prompts, --full"),
         (("record", "tiny", "-o", "x", "--vllm", "{}"), 2, "--engine vllm"),
         (("record", "no-such-model", "-o", "{folder}/manifest.json"), 2, "SD-E187"),
+        ((*IN_TRANSFORMERS, "--num-threads", 1), 2, "--engine transformers reads none of num_threads"),
+        ((*IN_TRANSFORMERS, "-ec", '{"quantization": "int8_dynamic"}'), 2, "reads none of quantization"),
     ],
 )
 def test_errors_have_their_exit_code_and_name_what_to_do(folder, arguments, exit_code, named):
