@@ -169,4 +169,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
     with session.progress(quiet=quiet) as progress:
         written = record(settings, session.settings, output, progress, _source(inside))
     if not quiet:
-        print(f"{output}: {counted(len(written.done), 'request')}, {decimal(written.num_bytes)}")
+        longest = f"max_model_len {written.manifest.target['max_model_len']} - {settings.output_len}"
+        skipped = f"; {written.num_left_out} skipped: longer than {longest}" if written.num_left_out else ""
+        print(f"{output}: {counted(len(written.done), 'request')}, {decimal(written.num_bytes)}{skipped}")

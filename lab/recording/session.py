@@ -68,7 +68,8 @@ class RecordingSession:
             return
         token_ids = tuple(self._source.texts.turn(row, self._said[row.prompt_id], chat=self._chat))
         if len(token_ids) > self._longest - self._sampling.max_tokens:
-            return  # it and the turns after it are left out
+            self._writer.num_left_out += len(row.turns) - turn  # it and the turns after it
+            return
         params = params_of(row, self._sampling, number)
         self._asked[request_id] = Asked(row, turn, number, token_ids, params)
         self.prompts.append(token_ids)

@@ -48,6 +48,7 @@ class RecordingWriter:
         self.folder, self.manifest, self._max_disk = folder, manifest, max_disk
         self.done: frozenset[str] = frozenset()  # ids of requests that are in it already
         self._next, self.num_bytes = 0, 0
+        self.num_left_out = 0  # prompts that are too long for the target, by what is known so far
         if (folder / MANIFEST).exists():
             self._go_on()
         else:

@@ -44,6 +44,16 @@ def test_recording_again_runs_nothing_and_says_what_there_is(folder):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+def test_prompts_that_do_not_fit_are_counted(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "a"}\n{"turns": ["%s", "b"]}\n' % ("x y " * 99))
+    length = "-ec", '{"max_model_len": 64}'
+    result = invoke("record", "tiny", "-o", tmp_path / "x", "--dataset", f"custom={file}", *SMALL[2:-1], *length)
+    assert result.exit_code == 0, result.stderr
+    assert ": 1 request, " in result.stdout
+    assert result.stdout.endswith("; 2 skipped: longer than max_model_len 64 - 8\n")
+
+
 def test_no_plugins_does_not_keep_a_target_from_being_recorded(tmp_path):
     assert invoke("--no-plugins", "record", "tiny", "-o", tmp_path / "x", *SMALL).exit_code == 0
 
