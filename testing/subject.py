@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from specdec import LLM
-from specdec.core.host import SpeculativeConfig, admit, registry
+from specdec.core.host import SpeculativeConfig, admit, parts_of, registry
 from specdec.sdk.errors import ConfigError, PluginId, Refusal, SpecdecError
 from specdec.sdk.extensions import TargetTokens
 from specdec.sdk.needs import Needs
-from specdec.sdk.saved_state import has_state
 from specdec.sdk.types import TargetInfo
 
 from .report import NotApplicable
@@ -193,13 +192,13 @@ class Subject:
             raise NotApplicable(f"the engine imports by path, and {self.label} is not at the top of a module")
         llm = LLM(
             self.target.model,
-            speculative_config=self.config.replace(state_dir=None),
+            speculative_config=self.config,
             plugin_settings=self.plugin_settings,
             **{"device": "cpu"} | settings,
         )
-        state_dir = self.load().state_dir
-        if state_dir is not None and has_state(state_dir):
-            llm.load_proposer_state(state_dir)
+        host = parts_of(llm.engine).host
+        assert host is not None, "a proposer is asked for"
+        host.saves_state = False
         return llm
 
     def need_determinism(self) -> None:
