@@ -90,14 +90,18 @@ def command(  # noqa: PLR0913 - one parameter per flag
     )
     config = engine.config(model)
     with LLM(speculative_config=proposer, plugin_settings=session.settings, **dict(config)) as llm:
-        job = _Job(llm, rows, params, chat=chat)
-        view = None if how == "json" else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
-        job.run(view)
-        if show == "why" and view:
-            print_misses(job.misses(), llm.get_tokenizer(), session.console())
+        job, tokenizer = _Job(llm, rows, params, chat=chat), llm.get_tokenizer()
         if how == "json":
-            job.print_json(with_steps=show != "plain")
-        elif not quiet:
+            job.run(_JsonView(job, with_steps=show != "plain"))
+            return
+        if tokenizer is None:
+            raise typer.BadParameter(
+                "text is shown, and the target has no tokenizer: --format json, or -ec '{\"tokenizer\": ...}'"
+            )
+        job.run(TextView(session.console(), show, tokenizer, job.texts))
+        if show == "why":
+            print_misses(job.misses(), tokenizer, session.console())
+        if not quiet:
             print(job.summary(), file=sys.stderr)
 
 
@@ -167,18 +171,17 @@ class _Job:
         known = Texts.of(llm.engine)
         self._prompts = [known.turn(row, (), chat=chat) for row in rows]
         self.texts = [row.prompt or known.decode(ids) for row, ids in zip(rows, self._prompts, strict=True)]
-        self._outputs = [_Output() for _ in rows]
+        self.outputs = [_Output() for _ in rows]
         self._seconds = 0.0
 
-    def run(self, view: TextView | None) -> None:
+    def run(self, view: TextView | _JsonView) -> None:
         """Generate, and show each step as it happens."""
         start = time.perf_counter()
         for update in self._llm.stream([{"prompt_token_ids": ids} for ids in self._prompts], self._params):
             index = int(update.request_id)
-            self._outputs[index].updates.append(update)
-            self._outputs[index].seconds = time.perf_counter() - start
-            if view:
-                view.update(index, update)
+            self.outputs[index].updates.append(update)
+            self.outputs[index].seconds = time.perf_counter() - start
+            view.update(index, update)
         self._seconds = time.perf_counter() - start
 
     def summary(self) -> str:
@@ -186,7 +189,7 @@ class _Job:
         from specdec.lab.progress import counted
 
         metrics = self._llm.engine.metrics
-        count = sum(len(output.token_ids) for output in self._outputs)
+        count = sum(len(output.token_ids) for output in self.outputs)
         return (
             f"{counted(count, 'token')}, {count / self._seconds:.1f} tokens/s, "
             f"acceptance length {metrics.acceptance.mean_acceptance_length:.2f}, "
@@ -197,13 +200,28 @@ class _Job:
         """What the target thought of each rejected token, by prompt."""
         from ._why_live import live_misses
 
-        rows = zip(self._prompts, self._outputs, strict=True)
+        rows = zip(self._prompts, self.outputs, strict=True)
         return [live_misses(prompt, output.updates) for prompt, output in rows]
 
-    def print_json(self, *, with_steps: bool) -> None:
-        """Print one JSON object per prompt, each on a line."""
-        proposer = self._llm.engine.metrics.proposer
-        for number, (text, output) in enumerate(zip(self.texts, self._outputs, strict=True)):
-            row = {"prompt": text, "num_prompt_tokens": len(self._prompts[number]), "proposer": proposer}
-            row |= output.as_dict(with_steps=with_steps)
-            print(json.dumps(row, ensure_ascii=False))
+    def row(self, number: int, *, with_steps: bool) -> dict[str, Any]:
+        """The object that --format json prints for a prompt."""
+        row = {"prompt": self.texts[number], "num_prompt_tokens": len(self._prompts[number])}
+        row["proposer"] = self._llm.engine.metrics.proposer
+        return row | self.outputs[number].as_dict(with_steps=with_steps)
+
+
+class _JsonView:
+    """Prints one JSON object per prompt, each on a line, once it and those before it have ended."""
+
+    def __init__(self, job: _Job, *, with_steps: bool) -> None:
+        self._job, self._with_steps = job, with_steps
+        self._num_printed = 0
+
+    def update(self, index: int, update: StreamUpdate) -> None:
+        """A step of the prompt at `index`, which the job has."""
+        for output in self._job.outputs[self._num_printed :]:
+            if not output.updates or output.updates[-1].finish_reason is None:
+                break
+            row = self._job.row(self._num_printed, with_steps=self._with_steps)
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+            self._num_printed += 1

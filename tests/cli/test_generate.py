@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import textwrap
 
 import pytest
@@ -16,6 +17,8 @@ from specdec.cli._token_view import HeldPieces, Mark, Painter, Piece, StepPieces
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.outputs import StreamUpdate
 from specdec.core.llm import LLM
+from specdec.sdk import HostProposer
+from specdec.sdk.packaged import packaged
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 5}'
 PROMPT = textwrap.dedent("""\
@@ -204,6 +207,40 @@ def test_json_is_one_object_per_prompt(expected):
     assert first["num_accepted_draft_tokens"] == sum(step["num_accepted"] for step in first["steps"])
     assert [token_id for step in first["steps"] for token_id in step["token_ids"]] == first["token_ids"]
     assert "outputs_equal" not in first
+
+
+class RefusesTheThird(HostProposer):
+    """Raises for the third prompt."""
+
+    def draft(self, request, tokens, k):
+        if request.request_id == "2":
+            raise KeyError(request.request_id)
+        return []
+
+
+def test_json_of_prompts_that_have_ended_is_not_lost_where_a_later_one_fails():
+    prompts = [part for name in ("import os", "import re", "import io") for part in ("-p", name)]
+    proposer = {"method": f"{__name__}:RefusesTheThird", "num_speculative_tokens": 2}
+    one_by_one = ("-ec", '{"max_num_seqs": 1}', "--max-tokens", 4, "--json")
+    done = invoke(*prompts, *one_by_one, "-sc", json.dumps(proposer))
+    assert done.exit_code != 0
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["prompt"] for row in rows] == ["import os", "import re", "import io"]
+    assert [row["finish_reason"] for row in rows] == ["length", "length", "abort"]
+
+
+def test_text_of_a_target_without_a_tokenizer_is_refused_and_json_is_not(tmp_path):
+    folder = shutil.copytree(packaged("tiny"), tmp_path / "model")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt_token_ids": [5, 6, 7]}\n')
+    flags = ["generate", str(folder), "--prompts-file", str(rows), "--max-tokens", "4"]
+    done = CliRunner().invoke(build_app(), flags)
+    assert done.exit_code == 2
+    assert "the target has no tokenizer" in " ".join(done.stderr.split())
+    (line,) = CliRunner().invoke(build_app(), [*flags, "--json"]).stdout.splitlines()
+    assert len(json.loads(line)["token_ids"]) == 4
 
 
 def test_prompts_of_files_and_standard_input_get_headings_in_order(tmp_path):
