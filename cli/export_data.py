@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Write a recording as training data, as the trainers of speculators or SpecForge read it."""
     words = [word.strip() for word in layers.split(",") if word.strip()]
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() for word in words):
         raise typer.BadParameter(f"layers are numbers, such as 2,4,5; found {layers!r}")
     silence_libraries()
     from specdec.lab.progress import counted

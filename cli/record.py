@@ -66,7 +66,7 @@ def _source(inside: Inside) -> Callable[[RecordSettings, PluginSettings], Source
 def _layers(text: str) -> tuple[HiddenState, ...]:
     """Read layers such as "2,4,final". Raises BadParameter."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if any(word != "final" and not word.isdigit() for word in words):
+    if any(word != "final" and not word.isdecimal() for word in words):
         raise typer.BadParameter(f"layers are numbers and 'final', such as 2,4,final; found {text!r}")
     return tuple("final" if word == "final" else int(word) for word in words)
 

@@ -95,8 +95,12 @@ def _structured_outputs(row: Row, where: str) -> StructuredOutputs | None:
         raise bad_row(where, f'"structured_outputs": {error.summary}', f"{asked!r:.80}") from error
 
 
+def _named(row: Row, key: str, default: object) -> str:
+    return str(default if row.get(key) is None else row[key])
+
+
 def _prompt_row(row: Row, where: str, number: int) -> PromptRow:
-    prompt_id, category = str(row.get("prompt_id", number)), str(row.get("category", NO_CATEGORY))
+    prompt_id, category = _named(row, "prompt_id", number), _named(row, "category", NO_CATEGORY)
     given = [form for form in FORMS if form in row]
     if len(given) != 1:
         raise bad_row(where, f"a row has one of {', '.join(FORMS)}", f"keys {', '.join(map(str, row)) or 'none'}")

@@ -99,7 +99,10 @@ def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine
 
 def params_of(row: PromptRow, params: SamplingParams, number: int) -> SamplingParams:
     """What prompt `number` of a run is sampled with: a seed of its own, and the form that its row asks for."""
-    params = params.replace(seed=(params.seed or 0) + number)
+    return _in_form(row, params.replace(seed=(params.seed or 0) + number))
+
+
+def _in_form(row: PromptRow, params: SamplingParams) -> SamplingParams:
     form = row.structured_outputs
     return params if form is None else params.replace(structured_outputs=form)
 
@@ -118,7 +121,8 @@ def _lay_out_turns(
     num_left_out = 0
     for turn in range(1, max(len(row.turns) for row in rows)):
         going_on = [row for row in rows if len(row.turns) > turn == len(asked[row.prompt_id])]
-        replies = _replies(engine, {row.prompt_id: asked[row.prompt_id][-1] for row in going_on}, params)
+        wanted = {row.prompt_id: (asked[row.prompt_id][-1], _in_form(row, params)) for row in going_on}
+        replies = _replies(engine, wanted)
         for row in going_on:
             said[row.prompt_id].append(Exchange(tuple(asked[row.prompt_id][-1]), replies[row.prompt_id]))
             ids = Texts.of(engine).turn(row, said[row.prompt_id], chat=chat)
@@ -129,11 +133,9 @@ def _lay_out_turns(
     return num_left_out
 
 
-def _replies(
-    engine: Engine, prompts: Mapping[str, Sequence[int]], params: SamplingParams
-) -> dict[str, tuple[int, ...]]:
+def _replies(engine: Engine, wanted: Mapping[str, tuple[Sequence[int], SamplingParams]]) -> dict[str, tuple[int, ...]]:
     """What the target says to each prompt."""
-    for prompt_id, token_ids in prompts.items():
+    for prompt_id, (token_ids, params) in wanted.items():
         engine.add_request(list(token_ids), params, prompt_id)
     replies: dict[str, tuple[int, ...]] = {}
     while engine.has_unfinished_requests:

@@ -54,15 +54,16 @@ def write_report(result: Mapping[str, Any], path: Path) -> list[Path]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place and then put it there, so that an earlier one stays if this fails. Raises OSError.
 
-    What is no file, such as a pipe, and a file in a directory that cannot be written are written to.
+    What is no file, such as a pipe, and a file in a directory that cannot be written are written to. Names of files may
+    hold bytes that are no text: they are escaped as JSON escapes them.
     """
     place = path.resolve()
     if (path.exists() and not path.is_file()) or not os.access(place.parent, os.W_OK):
-        path.write_text(text, encoding="utf-8", newline="")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
         return
     part = place.with_name(f".{place.name}.{os.getpid()}.tmp")  # a name that no file of the user has
     try:
-        part.write_text(text, encoding="utf-8", newline="")
+        part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
         os.replace(part, place)
     finally:
         part.unlink(missing_ok=True)

@@ -69,7 +69,7 @@ def _embeds(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
 
 def _layers(shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
     """The first number in each name: the layer that it is of."""
-    numbers = (next((part for part in name.split(".") if part.isdigit()), None) for name in shapes)
+    numbers = (next((part for part in name.split(".") if part.isdecimal()), None) for name in shapes)
     return {int(number) for number in numbers if number is not None}
 
 

@@ -32,7 +32,9 @@ def our_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 def count_layers(shapes: Mapping[str, object], checkpoint: Checkpoint) -> int:
     """How many layers are stored; configurations are not reliable there. Raises CheckpointError SD-E172 if none is."""
-    stored = {int(name.split(".")[1]) for name in shapes if name.startswith("layers.") and name.split(".")[1].isdigit()}
+    stored = {
+        int(name.split(".")[1]) for name in shapes if name.startswith("layers.") and name.split(".")[1].isdecimal()
+    }
     if stored != set(range(len(stored))) or not stored:
         facts = {
             "expected": "tensors of layers 0, 1, ...",

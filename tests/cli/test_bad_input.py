@@ -89,12 +89,17 @@ def test_a_file_that_is_full_costs_no_result():
 def test_an_earlier_result_stays_where_a_new_one_cannot_be_written_whole(tmp_path):
     (tmp_path / "file").write_text("earlier")
     (tmp_path / "link").symlink_to("file")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(tmp_path / "link", "\udcff")
+    with pytest.raises(TypeError):
+        write_whole(tmp_path / "link", None)
     assert (tmp_path / "file").read_text() == "earlier"
     write_whole(tmp_path / "link", "later\r\n")
     assert (tmp_path / "file").read_bytes() == b"later\r\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_a_result_that_names_a_file_whose_name_is_no_text_is_written(tmp_path):
+    write_whole(tmp_path / "result.json", json.dumps({"dataset": "a\udcff"}, ensure_ascii=False))
+    assert json.loads((tmp_path / "result.json").read_text()) == {"dataset": "a\udcff"}
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path, monkeypatch):

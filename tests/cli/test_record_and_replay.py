@@ -64,6 +64,7 @@ def test_no_plugins_does_not_keep_a_target_from_being_recorded(tmp_path):
         (("replay", "nowhere", "-sc", '{"method": "ngram"}'), 2, "SD-E244"),
         (("record", "tiny", "-o", "{folder}", "--output-len", 9, "--num-prompts", 1), 2, "SD-E247"),
         (("record", "tiny", "-o", "x", "--hidden-states", "two"), 2, "layers are numbers"),
+        (("record", "tiny", "-o", "x", "--hidden-states", "²"), 2, "layers are numbers"),
         (("replay", "{folder}"), 2, "SD-E251"),
         (("record", "tiny", "-o", "x", "--max-disk", "inf"), 2, "--max-disk takes a number"),
         (("record", "tiny", "-o", "x", "--from", "d", "--num-prompts", 1, "--full-logits"), 2, "--num-prompts, --full"),

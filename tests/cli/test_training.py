@@ -31,8 +31,9 @@ def test_both_formats_are_written(folder, tmp_path):
     assert [each.name for each in (tmp_path / "b").rglob("*.gz")] == ["data_0.ckpt.gz"]
 
 
-def test_layers_that_are_no_numbers_are_refused(folder, tmp_path):
-    done = invoke("export-data", folder, "-o", tmp_path / "a", "--layers", "two")
+@pytest.mark.parametrize("layers", ["two", "²"])
+def test_layers_that_are_no_numbers_are_refused(layers, folder, tmp_path):
+    done = invoke("export-data", folder, "-o", tmp_path / "a", "--layers", layers)
     assert done.exit_code == 2
     assert "layers are numbers" in done.stderr
     assert not (tmp_path / "a").exists()

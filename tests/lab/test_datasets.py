@@ -107,7 +107,8 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, line, named):
 
 
 def test_custom_rows_need_only_a_prompt(tmp_path):
-    path = write_lines(tmp_path / "mine.jsonl", [{"prompt": "a"}, {"prompt": "b", "prompt_id": "x", "category": "c"}])
+    first = {"prompt": "a", "prompt_id": None, "category": None}  # as other libraries write what is not there
+    path = write_lines(tmp_path / "mine.jsonl", [first, {"prompt": "b", "prompt_id": "x", "category": "c"}])
     assert load_dataset("custom", path) == [PromptRow("1", "all", "a"), PromptRow("x", "c", "b")]
 
 

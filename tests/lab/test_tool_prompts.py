@@ -49,6 +49,15 @@ def test_answers_are_calls_of_the_tool_and_bench_asks_for_them(llm):
     assert prompts_sha256(chosen.prompts) != prompts_sha256([type(prompt)(**(vars(prompt) | {"params": free}))])
 
 
+def test_what_was_said_before_a_turn_has_the_form_that_its_row_asks_for(llm, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    form = {"choice": ["leftwards", "rightwards"]}
+    path.write_text(json.dumps({"turns": ["import os", "import re"], "structured_outputs": form}) + "\n")
+    _, second = choose(load_dataset("custom", path), 0, GREEDY, llm.engine, chat=False).prompts
+    said = llm.get_tokenizer().decode(second.token_ids)
+    assert any(choice in said for choice in form["choice"]), said
+
+
 @pytest.mark.parametrize("asked", [7, {"choice": ["a"], "regex": "a"}, {"jsn": {}}], ids=repr)
 def test_a_form_that_cannot_be_is_named_with_its_row(tmp_path, asked):
     path = tmp_path / "rows.jsonl"
