@@ -17,7 +17,8 @@ def embedding_and_head(directory: Path, dtype: torch.dtype, device: torch.device
     Raises CheckpointError SD-E146 for weights that cannot be read, and what transformers raises.
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)  # or it would ask at the terminal
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {id(module): name for name, module in model.named_modules()}
     wanted = names[id(embedding)], names[id(head)]

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from specdec.adapters.target_tables import embedding_and_head
 from specdec.core.model.hidden_states import HiddenState
 from specdec.core.model.model_class import text_config
+from specdec.core.model.target import load_config
 from specdec.sdk import ConfigError
 
 from ..recording import Manifest, fingerprint
@@ -66,11 +66,11 @@ OF_READER = {"_name_or_path", "transformers_version"}
 
 
 def require_same_model(manifest: Manifest, directory: Path) -> None:
-    """Raise ConfigError SD-E246 if a checkpoint is not the one that was recorded.
+    """Raise ConfigError: SD-E246 if a checkpoint is not the one that was recorded, SD-E143 if it needs code of its own.
 
     It may have moved, and be read by another version of transformers. Keys that were not recorded do not count.
     """
-    read = text_config(AutoConfig.from_pretrained(directory)).to_dict()
+    read = text_config(load_config(str(directory))).to_dict()
     recorded = manifest.target.get("config") or read
     config = {key: value if key in OF_READER else read.get(key, value) for key, value in recorded.items()}
     found = fingerprint.of_model(directory, config)

@@ -153,6 +153,16 @@ def test_a_checkpoint_that_has_moved_is_the_recorded_one_also_for_a_later_transf
         require_same_model(recorded.manifest, tmp_path / "moved")
 
 
+def test_a_checkpoint_with_code_of_its_own_is_refused_and_nobody_is_asked(tmp_path, monkeypatch):
+    own = {"model_type": "frobnicate", "auto_map": {"AutoConfig": "configuration_x.X"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
+    with pytest.raises(ConfigError, match="SD-E143"):
+        require_same_model(shared().manifest, tmp_path)
+    assert asked == []
+
+
 def test_a_recorded_tokenizer_with_code_of_its_own_is_read_without_it_and_nobody_is_asked(tmp_path, monkeypatch):
     shutil.copytree(shared().folder / "tokenizer", tmp_path / "tokenizer")
     file = tmp_path / "tokenizer" / "tokenizer_config.json"
