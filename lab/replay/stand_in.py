@@ -52,7 +52,7 @@ class RecordedTarget:
             facts = {
                 "needed": "the target's embedding and head",
                 "looked for": self._manifest.model,
-                "fix": "put the checkpoint where it was recorded, or name it with --model",
+                "fix": "put the checkpoint where it was recorded; replay and why take another place with --model",
             }
             raise ConfigError(
                 "SD-E249", "the proposer needs weights of the target, which recordings do not hold", facts
