@@ -22,7 +22,7 @@ from ..needs import Needs, needs_of
 from ..proposer_protocol import Proposer
 from ..ranges import DraftLength
 from ..request_options import request_options_model
-from ..types import Draft, KeptTokens, RequestView, SamplingView, StepView, TargetInfo
+from ..types import Draft, DraftDistribution, KeptTokens, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
 
 Author = Tensor | Sequence[int] | None
@@ -208,7 +208,20 @@ class Part:
         if tuple(draft.token_ids.shape) != shape or tuple(draft.lengths.shape) != shape[:1]:
             found = f"token_ids {tuple(draft.token_ids.shape)} and lengths {tuple(draft.lengths.shape)}"
             raise ValueError(f"its part {self.name} returned {found}, expected {shape} and {shape[:1]}")
+        if draft.distribution is not None:
+            self._check_distribution(draft.distribution, shape)
         return draft
+
+    def _check_distribution(self, distribution: DraftDistribution, shape: tuple[int, int]) -> None:
+        """Raise ValueError for one of another form than declared: merging would cut it or fill it up. shape: [B, K]."""
+        for name, value in vars(distribution).items():
+            if not isinstance(value, Tensor):
+                continue
+            entries = (self.needs.sparse_top_m,) if name.startswith("sparse") else value.shape[-1:]
+            expected = shape[:1] if name == "kind" else (*shape, *entries)
+            if tuple(value.shape) != expected:
+                found = f"distribution.{name} {tuple(value.shape)}"
+                raise ValueError(f"its part {self.name} returned {found}, expected {expected}")
 
     def view(self, step: StepView, budget: Tensor, author: Author = None) -> StepView:
         """The step as this part is shown it.

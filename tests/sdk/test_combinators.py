@@ -463,6 +463,25 @@ class Distributions(Spy):
         return Draft(draft.token_ids, draft.lengths, distribution=distribution)
 
 
+@pytest.mark.parametrize(("entries", "depth"), [(4, K), (2, K), (3, K + 1), (3, 1)])
+def test_a_distribution_of_another_form_than_its_part_declares_is_refused_with_the_parts_name(entries, depth):
+    class Other(Distributions):
+        needs = Needs(distributions=("sparse",), sparse_top_m=3)
+
+        def propose(self, step):
+            draft = super().propose(step)
+            given = draft.distribution
+            ids = torch.full((len(step), depth, entries), self.token)
+            wrong = DraftDistribution(kind=given.kind, sparse_ids=ids, sparse_probs=ids / ids.sum(-1, keepdim=True))
+            return Draft(draft.token_ids, draft.lengths, distribution=wrong)
+
+    wide = type("Wide", (Distributions,), {"needs": Needs(distributions=("sparse",), sparse_top_m=5)})
+    found = rf"part other returned distribution\.sparse_ids \(3, {depth}, {entries}\), expected \(3, 4, 3\)"
+    for cls in (Chain.of(Other), Chain.of(Other, wide), Adaptive.of(Other)):
+        with pytest.raises(ValueError, match=found):
+            run_step(bound(cls))
+
+
 @pytest.mark.parametrize("form", ["sparse", "dense"])
 def test_distributions_of_several_parts_are_mixed_by_row(form):
     widths = (3, 5) if form == "sparse" else (0, 0)
