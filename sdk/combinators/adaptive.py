@@ -110,6 +110,16 @@ class Adaptive(Combinator):
     def _budget(self, step: StepView) -> Tensor:
         (part,) = self.members
         rows = step.slots
-        lengths = self._policy.lengths(self._accepted[rows], self._tested[rows], part.num_draft_tokens)
+        lengths = _checked(self._policy, self._accepted[rows], self._tested[rows], part.num_draft_tokens)
         lengths = lengths.clamp(min=max(part.needs.min_draft_tokens, 1))
         return torch.minimum(step.budget, lengths)
+
+
+def _checked(policy: LengthPolicy, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
+    """What the policy's `lengths` returns. Raises TypeError, which names the policy, for anything but [B] int64."""
+    lengths: object = policy.lengths(num_accepted, num_tested, num_draft_tokens)
+    if isinstance(lengths, Tensor) and lengths.dtype == torch.int64 and lengths.shape == num_accepted.shape:
+        return lengths
+    found = f"{list(lengths.shape)} {lengths.dtype}" if isinstance(lengths, Tensor) else f"{lengths!r:.80}"
+    expected = f"a tensor {list(num_accepted.shape)} torch.int64"
+    raise TypeError(f"its policy {type(policy).__name__} returned {found} from lengths, expected {expected}")

@@ -668,6 +668,24 @@ def test_every_row_drafts_at_least_one_token_and_what_its_part_needs():
     assert rows_of(run_step(proposer, budget=[4, 3, 2])) == [[1] * 3, [1] * 3, []]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "found"),
+    [
+        (2, "2"),
+        (None, "None"),
+        ([2, 2, 2], r"\[2, 2, 2\]"),
+        (torch.tensor([2.0, 1.5, 2.0]), r"\[3\] torch\.float32"),
+        (torch.tensor(2), r"\[\] torch\.int64"),
+        (torch.tensor([2]), r"\[1\] torch\.int64"),
+    ],
+    ids=["int", "None", "list", "floats", "a number", "one row"],
+)
+def test_a_policy_whose_lengths_are_no_tensor_of_integers_by_row_is_named(lengths, found):
+    policy = type("Odd", (Fixed,), {"lengths": lambda self, *facts: lengths})
+    with pytest.raises(TypeError, match=rf"its policy Odd returned {found} .* expected a tensor \[3\] torch\.int64"):
+        run_step(bound(adaptive_with(policy)))
+
+
 @pytest.mark.parametrize("part", [First, Chain.of(First), Short])
 def test_an_adapted_part_may_draft_less_than_all(part):
     (name,) = Adaptive.of(part).names()
