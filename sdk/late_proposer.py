@@ -140,6 +140,8 @@ class LateProposer(HostProposer):
         if text.answer is None or not text.answer.done():
             return
         answer, text.answer = text.answer, None
+        if self.config.options.deadline_ms is None:
+            text.rest = []  # drafts depend on the text alone: only the answer to this text counts
         error = answer.exception()
         if error is not None:
             self._figures["errors"] += 1

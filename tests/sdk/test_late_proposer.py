@@ -151,6 +151,13 @@ def test_a_newer_answer_takes_the_place_of_an_older_one_unless_it_says_nothing(s
     assert drafted(service, [5, 6, 7, 2]) == [[3]]
 
 
+def test_where_every_answer_is_awaited_a_newer_one_that_says_nothing_leaves_nothing_of_an_older_one(awaited):
+    awaited.replies |= {6: [7, 8, 9], 7: []}
+    assert drafted(awaited, [5, 6], open_gates=[6]) == [[7, 8, 9]]
+    after_an_older_answer = drafted(awaited, [5, 6, 7], open_gates=[7])
+    assert after_an_older_answer == drafted(awaited, [5, 6, 7], request_ids=["new"]) == [[]]
+
+
 def test_one_question_of_a_request_is_in_flight(service):
     for length in range(2, 6):
         drafted(service, list(range(length)))
