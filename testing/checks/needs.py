@@ -6,7 +6,7 @@ from specdec.sdk.extensions import DraftKV, Extension, TargetKV, TargetLayers, T
 from specdec.sdk.needs import Needs
 
 from ..compare import require_same_steps
-from ..report import Violation
+from ..report import NotApplicable, Violation
 from ..schedules import lockstep
 from ..subject import Subject
 from .check import check
@@ -16,6 +16,8 @@ EVERYTHING = {
     "hidden_states": ("final",),
     "sampling": ("temperature", "top_k", "top_p", "min_p"),
 }
+
+NOTHING_DRAFTED = "it drafts nothing on the texts of this check"
 
 
 def _declared(needs: Needs) -> set[str]:
@@ -72,12 +74,15 @@ def needs_are_used(subject: Subject) -> None:
     """It reads what it declares: the engine computes, stores and copies everything that is declared."""
     declared: set[str] = set()
     reads: set[str] = set()
+    drafts = False
     for stage in subject.stages():
-        for _ in lockstep(stage):
-            pass
+        for shown in lockstep(stage):
+            drafts |= any(shown.drafts)
         declared |= _declared(stage.needs)
         reads |= stage.uses.reads
     unused = declared - reads
+    if unused and not drafts:
+        raise NotApplicable(f"{NOTHING_DRAFTED}, and may read {', '.join(sorted(unused))} where it drafts")
     if unused:
         raise Violation(
             expected=f"that it reads {', '.join(sorted(declared))}, as declared",
@@ -90,9 +95,13 @@ def needs_are_used(subject: Subject) -> None:
 def declared_distribution_is_reported(subject: Subject) -> None:
     """A proposer that declares a draft distribution reports it for sampled requests: the engine holds memory for it."""
     subject.need_distribution()
+    drafts = False
     for shown in lockstep(subject.stage(probabilistic=True)):
+        drafts |= any(shown.drafts)
         if shown.distribution is not None and bool(shown.distribution.kind.any()):
             return
+    if not drafts:
+        raise NotApplicable(NOTHING_DRAFTED)
     declared = subject.load(probabilistic=True).needs.distributions
     raise Violation(
         expected=f"drafts with a distribution, as Needs(distributions={declared!r}) says",

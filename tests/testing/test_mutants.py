@@ -155,6 +155,13 @@ def test_a_proposer_may_report_its_distribution_in_memory_that_it_uses_again(che
     assert result.status == "passed", result.text
 
 
+@pytest.mark.parametrize("check", ["needs_are_used", "declared_distribution_is_reported"])
+def test_what_is_read_and_reported_where_nothing_is_drafted_is_not_known(check):
+    (result,) = check_proposer(good_proposers.WavesSeldom, only=[check])
+    assert result.status == "skipped", result.text
+    assert "it drafts nothing on the texts of this check" in result.facts["reason"]
+
+
 def test_every_check_has_a_mutant():
     on_a_device = {"streams"}  # tests/gpu/stream_proposers.py
     assert {check.name for check in ALL_CHECKS} - on_a_device == {check for check, *_ in (*CAUGHT, *BROKEN)}

@@ -174,6 +174,15 @@ class WavesInABuffer(Waves):
         return replace(draft, distribution=replace(draft.distribution, logits=logits))
 
 
+class WavesSeldom(Waves):
+    """Drafts behind a token that the kit's texts do not have, and reads only there what it declares."""
+
+    def propose(self, step: StepView) -> Draft:
+        if bool((step.newest_token == 1000).any()):
+            return super().propose(step)
+        return Draft.from_lists([[]] * len(step), step.width)
+
+
 class WavesWithNoise(Waves):
     """Draws from distributions that differ each time, as often as chance has it, and reports them."""
 
