@@ -172,6 +172,10 @@ class FreshPrefill:
         "where a base keeps something"
     )
 
+    WHERE_LENGTHS_DIFFER = (
+        "\nif its length follows what was accepted before, as in Adaptive, hold it by an option while you check"
+    )
+
     def __init__(self, subject: Subject, *, probabilistic: bool, anew: bool = False) -> None:
         """anew: an instance for each comparison, which has seen no request before: ids come back."""
         self._subject = subject
@@ -189,6 +193,9 @@ class FreshPrefill:
                 fresh = fresh_stage.prefill_of(stage.requests[name], fresh_name)
                 what = ("this history", "a fresh prefill of the same tokens")
                 fix = self.FIX + (self.AFTER_PREEMPTION if stage.num_preemptions else "") + self._after_an_end
+                pairs = zip(shown.nodes_of(name), fresh.nodes_of(fresh_name), strict=False)
+                equal = [one == other for one, other in pairs]
+                fix += self.WHERE_LENGTHS_DIFFER if equal and all(equal) else ""
                 require_same(shown, fresh, (name, fresh_name), stage, what, fix)
 
     def _fresh_stage(self) -> Stage:

@@ -15,7 +15,7 @@ import state_mutants
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.sdk.combinators import Chain
+from specdec.sdk.combinators import Adaptive, Chain
 from specdec.testing import check_proposer
 from specdec.testing.worlds import load_target
 
@@ -56,6 +56,18 @@ def test_one_mistake_is_one_failure_and_the_other_checks_name_it(mutant):
     assert len(explained) > 5
     assert {result.facts["explained_by"] for result in explained} == {first}
     assert not any(result.ok for result in explained)
+
+
+def test_a_length_that_follows_outcomes_is_to_be_held_and_then_all_else_is_checked():
+    adaptive, held = Adaptive.of(good_proposers.Followers), {"expected_rate": 0.99, "expected_weight": 1e6}
+    (moving,) = check_proposer(adaptive, only=["accepts_and_rejects"])
+    assert moving.status == "failed"
+    assert "if its length follows what was accepted before, as in Adaptive, hold it" in moving.facts["fix"]
+    settings = {"proposer_config": {"policy": held}}
+    (constant,) = check_proposer(adaptive, settings, only=["accepts_and_rejects"])
+    assert constant.status == "passed", constant.text
+    (wrong,) = check_proposer(Adaptive.of(state_mutants.BelievesItsDrafts), settings, only=["accepts_and_rejects"])
+    assert wrong.status == "failed"
 
 
 @pytest.mark.slow
