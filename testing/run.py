@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from specdec.core.host import registry
+from specdec.core.host import SpeculativeConfig, registry
 from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, not_offered
 
 from .checks import ALL_CHECKS, Check, checks_of
@@ -63,7 +63,7 @@ def check_proposer(
     process. Raises ConfigError SD-E132 for an argument that is not offered or an empty reason, PluginLoadError or
     ConfigError if there is no such proposer, and what `LLM` raises for a target that does not load.
     """
-    subject = Subject(proposer, dict(speculative_config or {}), target, seed)
+    subject = Subject(proposer, SpeculativeConfig.as_mapping(speculative_config or {}), target, seed)
     run = Run(timeout, expected_failures or {}, isolation=isolation)
     return list(results(subject, level, only, run))
 
@@ -251,6 +251,9 @@ def refuse_unknown(names: Sequence[str]) -> None:
 
 def refuse_unusable(expected: Mapping[str, str]) -> None:
     """Raise ConfigError SD-E132 for expected failures of what is no check, or without a reason."""
+    if not isinstance(expected, Mapping):
+        facts = {"found": f"{expected!r:.80}", "fix": 'expected_failures={"CHECK": "why, and until when"}'}
+        raise ConfigError("SD-E132", "the expected failures have no reasons", facts)
     refuse_unknown(list(expected))
     for name, reason in expected.items():
         if not isinstance(reason, str) or not reason.strip():

@@ -68,7 +68,10 @@ class Subject:
         key = "method" if isinstance(self.asked, type) or not is_checkpoint(self.asked) else "model"
         other = self.settings.get(key, self.label)
         if str(other) != self.label:
-            facts = {"found": f"{key}={other!r} in speculative_config", "fix": f"leave out {key}"}
+            module, _, name = self.label.rpartition(".")
+            is_path = key == "model" and module and "/" not in self.label
+            fix = f'"{module}:{name}", for a class with this checkpoint; or ' if is_path else ""
+            facts = {"found": f"{key}={other!r} in speculative_config", "fix": f"{fix}leave out {key}"}
             raise ConfigError("SD-E132", f"{self.label} is to be checked, and another is named", facts)
         return SpeculativeConfig.parse({key: self.label, **self.settings})
 

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from specdec.core.host import SpeculativeConfig
+
 from .checks import Check
 from .report import Level
 from .run import Run, chosen_checks, refuse_unusable
@@ -50,7 +52,7 @@ class ProposerConformance:
     def subject(self) -> Subject:
         """The proposer under test; override it for one that needs more than these attributes."""
         cls = type(self)
-        return Subject(cls.proposer, dict(cls.speculative_config), cls.target, cls.seed)
+        return Subject(cls.proposer, SpeculativeConfig.as_mapping(cls.speculative_config), cls.target, cls.seed)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make a test of each check of the level."""

@@ -129,12 +129,34 @@ def test_unknown_check_is_refused_with_a_suggestion():
         ("ngram", {"speculative_config": {"method": "suffix"}}, "leave out method"),
         (good_proposers.Waves, {"speculative_config": {"method": "suffix"}}, "leave out method"),
         (good_proposers.Waves(None), {}, "the class itself"),
+        ("pkg.Class", {"speculative_config": {"model": "here"}}, r'"pkg:Class", for a class with this checkpoint'),
+        ("tiny/eagle3", {"speculative_config": {"model": "here"}}, "fix +leave out model"),
+        ("ngram", {"expected_failures": ["budgets"]}, "expected failures have no reasons"),
+        ("ngram", {"speculative_config": ["prompt_lookup_max"]}, "speculative_config is not an object"),
     ],
-    ids=["no end", "negative", "level", "two methods", "class and method", "instance"],
+    ids=[
+        "no end",
+        "negative",
+        "level",
+        "two methods",
+        "class and method",
+        "instance",
+        "class and checkpoint",
+        "two checkpoints",
+        "expected without reasons",
+        "settings in a list",
+    ],
 )
 def test_arguments_that_name_nothing_are_refused(proposer, arguments, told):
     with pytest.raises(ConfigError, match=f"(?s)SD-E132.*{told}"):
         check_proposer(proposer, **arguments)
+
+
+def test_settings_may_be_a_text_of_json_as_for_an_engine():
+    (result,) = check_proposer("ngram", '{"prompt_lookup_max": 70}', only=["loads"])
+    assert "prompt_lookup_max" in result.facts["found"]
+    with pytest.raises(ConfigError, match="SD-E130 speculative_config is not JSON"):
+        check_proposer("ngram", "prompt_lookup_max=3", only=["loads"])
 
 
 def test_one_check_may_be_named_without_a_list():
