@@ -259,8 +259,9 @@ class FakeHistory:
         return _ints(self.token_ids(request, start))
 
     def tail(self, num_tokens: int) -> Tensor:
-        ends = [list(each[-num_tokens:]) for each in self.tokens]
-        return torch.tensor([[-1] * (num_tokens - len(each)) + each for each in ends], dtype=torch.int64)
+        ends = [list(each[max(len(each) - num_tokens, 0) :]) for each in self.tokens]
+        padded = [[-1] * (num_tokens - len(each)) + each for each in ends]
+        return torch.tensor(padded, dtype=torch.int64).reshape(len(ends), num_tokens)
 
 
 def step_view(

@@ -201,6 +201,13 @@ def test_host_proposer_keeps_a_request_that_changes_rows_and_forgets_a_finished_
     assert proposer.seen[-1] == [7, 8]
 
 
+def test_the_end_of_a_fake_text_has_as_many_tokens_as_are_asked_for():
+    history = step_view([[7, 8, 9], [4]], 3).history
+    ends = [history.tail(number).tolist() for number in (0, 2, 4)]
+    assert ends == [[[], []], [[8, 9], [-1, 4]], [[-1, 7, 8, 9], [-1, -1, -1, 4]]]
+    assert step_view([], 3).history.tail(2).shape == (0, 2)
+
+
 def test_fake_services_satisfy_the_protocol_and_tie_embedding_and_head():
     services: Services = FakeServices(fake_target_info(vocab_size=10, hidden_size=4))
     hidden = services.embed(torch.tensor([[1, 2]]))
