@@ -138,6 +138,10 @@ class _Output:
     seconds: float = 0.0  # until its last step
 
     @property
+    def has_ended(self) -> bool:
+        return bool(self.updates) and self.updates[-1].finish_reason is not None
+
+    @property
     def token_ids(self) -> list[int]:
         return [token_id for update in self.updates for token_id in update.token_ids]
 
@@ -219,9 +223,8 @@ class _JsonView:
 
     def update(self, index: int, update: StreamUpdate) -> None:
         """A step of the prompt at `index`, which the job has."""
-        for output in self._job.outputs[self._num_printed :]:
-            if not output.updates or output.updates[-1].finish_reason is None:
-                break
+        outputs = self._job.outputs
+        while self._num_printed < len(outputs) and outputs[self._num_printed].has_ended:
             row = self._job.row(self._num_printed, with_steps=self._with_steps)
             print(json.dumps(row, ensure_ascii=False), flush=True)
             self._num_printed += 1
