@@ -11,13 +11,15 @@ from transformers import PreTrainedTokenizerFast
 from specdec import LLM, SamplingParams
 from specdec.plugins.forced import ForcedProposer
 from specdec.sdk.packaged import packaged
+from specdec.testing import step_view
 
 
 def drafted(tokenizer, tail: list[int], forced: str, k: int = 50) -> list[int]:
     """What it drafts where `forced` must follow `tail`."""
     proposer = ForcedProposer(SimpleNamespace())
     proposer.bind(None, SimpleNamespace(tokenizer=tokenizer, forced=lambda request_id: forced))
-    return list(proposer.draft(SimpleNamespace(request_id="0"), tail, k))
+    draft = proposer.propose(step_view([tail], k))
+    return draft.token_ids[0, : draft.lengths[0]].tolist()
 
 
 @pytest.fixture(scope="module")
