@@ -110,11 +110,7 @@ def require_host_default() -> None:
     """Raise ConfigError SD-E346 if tensors of no stated device would not be the host's."""
     found = torch.get_default_device()
     if found.type != "cpu":
-        facts = {
-            "found": found,
-            "expected": "cpu",
-            "fix": 'torch.set_default_device("cpu"), and device= in EngineConfig',
-        }
+        facts = {"found": found, "expected": "cpu", "fix": 'torch.set_default_device("cpu"), and LLM(device=)'}
         raise ConfigError("SD-E346", "PyTorch's default device is not the host", facts)
 
 

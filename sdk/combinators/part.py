@@ -122,7 +122,7 @@ class OwnDrafts(StepView[Any]):
         shown = cls.__new__(cls)
         known = vars(shown)
         known.update(vars(step) | own, whole=step, author=author, index=index)
-        for counted in ("num_drafted", "num_accepted"):
+        for counted in ("num_drafted", "num_accepted", "_is_author"):  # of another part, where parts nest
             known.pop(counted, None)
         return shown
 
@@ -138,7 +138,7 @@ class OwnDrafts(StepView[Any]):
             """[B] int64"""
             return self.whole.num_accepted * self._is_author
 
-    @property
+    @cached_property
     def _is_author(self) -> Tensor:
         return torch.as_tensor(self.author, device=self.whole.slots.device) == self.index
 

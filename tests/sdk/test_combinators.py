@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from specdec.sdk import (
     lifecycle,
 )
 from specdec.sdk.combinators import AcceptanceThreshold, Adaptive, Chain, LengthPolicy
+from specdec.sdk.combinators.chain import _DeviceAuthors
 from specdec.sdk.combinators.host_form import host_form
 from specdec.sdk.errors import PluginLoadError
 from specdec.sdk.extensions import DraftKV, State
@@ -116,6 +118,14 @@ def bound(cls, k=K, **options):
     return proposer
 
 
+@pytest.fixture(params=["host", "device"])
+def authors(request, monkeypatch):
+    """Who drafted which row is kept in lists on a host, and in a tensor on a device: here too, on the CPU."""
+    if request.param == "device":
+        on_cpu = partial(_DeviceAuthors, device=torch.device("cpu"))
+        monkeypatch.setattr("specdec.sdk.combinators.chain._HostAuthors", on_cpu)
+
+
 def run_step(proposer, tokens=TOKENS, k=K, **facts):
     step = step_view(tokens, k, **facts)
     proposer.observe(step)
@@ -143,11 +153,13 @@ def merged(*parts, k=K, **options):
     return cls.needs(config_of(cls, k, **options), TARGET)
 
 
+@pytest.mark.usefixtures("authors")
 def test_each_row_is_drafted_by_the_first_part_that_drafts_it():
     chain = bound(Chain.of(First, Second), first={"token": 1, "lengths": (2, 0, 1)}, second={"token": 2})
     assert rows_of(run_step(chain)) == [[1, 1], [2, 2, 2, 2], [1]]
 
 
+@pytest.mark.usefixtures("authors")
 def test_a_part_is_asked_only_for_rows_without_a_draft():
     chain = bound(Chain.of(First, Second), first={"lengths": (2, 0, 1)}, second={"token": 2})
     run_step(chain, budget=[4, 3, 2])
@@ -165,11 +177,13 @@ def test_no_part_is_asked_once_every_row_has_a_draft():
     assert len(shown(chain, 1, "observe")) == 1
 
 
+@pytest.mark.usefixtures("authors")
 def test_rows_that_nobody_drafts_stay_empty():
     chain = bound(Chain.of(First, Second), first={"lengths": (0, 0, 1)}, second={"lengths": (0, 2, 0), "token": 2})
     assert rows_of(run_step(chain)) == [[], [2, 2], [1]]
 
 
+@pytest.mark.usefixtures("authors")
 def test_a_part_finds_only_its_own_drafts_among_the_verified_ones():
     chain = bound(Chain.of(First, Second), first={"lengths": (2, 0, 0)}, second={"lengths": (0, 2, 0)})
     run_step(chain)
@@ -180,6 +194,7 @@ def test_a_part_finds_only_its_own_drafts_among_the_verified_ones():
         assert (second.num_drafted.tolist(), second.num_accepted.tolist()) == ([0, 2, 0], [0, 2, 0])
 
 
+@pytest.mark.usefixtures("authors")
 @pytest.mark.parametrize("parts", [(First, Second), (Chain.of(First), Second)], ids=["parts", "a chain in a chain"])
 def test_every_part_is_told_what_was_committed_whoever_drafted_it(parts):
     chain = bound(Chain.of(*parts))
@@ -189,6 +204,7 @@ def test_every_part_is_told_what_was_committed_whoever_drafted_it(parts):
     assert (second.num_accepted.tolist(), second.num_committed.tolist()) == ([0, 0, 0], [1, 4, 5])
 
 
+@pytest.mark.usefixtures("authors")
 def test_authors_are_kept_by_row_whatever_the_order_of_the_step():
     chain = bound(Chain.of(First, Second), first={"lengths": (1, 0)})
     run_step(chain, TOKENS[:2], slots=[5, 3])
